@@ -67,7 +67,7 @@ def with_overlap(
 
 def _users(graph: Graph, nodes: list[Node]) -> list[list[int]]:
     """For each node the nodes that use memory it makes, through views too."""
-    maker = {slot: i for i, node in enumerate(nodes) for slot in node.outs if slot is not None}
+    maker = {slot: i for i, node in enumerate(nodes) for slot in node.makes}
     users: list[list[int]] = [[] for _ in nodes]
     for i, node in enumerate(nodes):
         for root in {graph.root[slot] for slot in node.reads}:

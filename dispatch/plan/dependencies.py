@@ -29,7 +29,7 @@ class Marks:
 
     def __init__(self, graph: Graph, nodes: list[Node]) -> None:
         lasting = graph.lasting
-        made = {slot: i for i, node in enumerate(nodes) for slot in node.outs if slot is not None}
+        made = {slot: i for i, node in enumerate(nodes) for slot in node.makes}
         self.fails = [may_fail(graph, node) for node in nodes]
         # `born[i]`: if node i writes lasting memory, the number of the node that made this memory,
         # or -1 for a leaf's. Else i itself.
@@ -91,9 +91,7 @@ def dependencies(graph: Graph, nodes: list[Node], marks: Marks) -> list[set[int]
         for root in written:
             last_write[root] = i
             readers[root] = set()
-        for slot in node.outs:
-            if slot is not None:
-                last_write[slot] = i
+        last_write.update(dict.fromkeys(node.makes, i))
         before.discard(i)
         depends.append(before)
     return depends

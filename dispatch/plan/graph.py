@@ -125,10 +125,8 @@ def _needed(graph: Graph, effects: bool) -> list[Node]:
         elif node.view_of is not None:
             is_needed = any(slot in wanted_views for slot in node.outs)
         else:
-            is_needed = (
-                any(graph.root[slot] in wanted for slot in node.outs if slot is not None)
-                or any(graph.root[slot] in wanted for slot in node.writes)
-                or (effects and may_fail(graph, node))
+            is_needed = any(graph.root[slot] in wanted for slot in (*node.makes, *node.writes)) or (
+                effects and may_fail(graph, node)
             )
         if is_needed:
             kept.append(node)
@@ -168,7 +166,7 @@ def eliminate_common_subexpressions(graph: Graph) -> Graph:
         reads = tuple((slot, version[graph.root[slot]]) for slot in node.reads)
         key = (node.facts.op, repr(node.args), repr(node.kwargs), reads)
         first = seen.get(key)
-        roots = {graph.root[slot] for slot in node.outs if slot is not None}
+        roots = {graph.root[slot] for slot in node.makes}
         # A value that is written or live needs memory of its own. A view has none, so only a live
         # one stays: slots in `live` aren't renamed.
         can_merge = (
@@ -218,7 +216,7 @@ def _last_uses(graph: Graph) -> list[int]:
     for slot in graph.live:
         last_by_root[graph.root[slot]] = len(graph.nodes)
     return [
-        max((last_by_root.get(graph.root[s], -1) for s in node.outs if s is not None), default=-1)
+        max((last_by_root.get(graph.root[s], -1) for s in node.makes), default=-1)
         for node in graph.nodes
     ]
 

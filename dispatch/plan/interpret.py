@@ -32,7 +32,7 @@ def interpret(
     leaves.clear()  # else the list would keep each leaf alive past its last use
     done: Node | None = None
     # Not called `node`: since Python 3.12 a comprehension's variable is one of the function's own.
-    named = [[*each.reads, *(s for s in each.outs if s is not None)] for each in graph.nodes]
+    named = [[*each.reads, *each.makes] for each in graph.nodes]
     for node, dead in zip(graph.nodes, last_uses(named, graph.live), strict=True):
         done = run_node(node, values, scalars, graph.spec)  # noqa: F841  `failure` looks at it
         for slot in dead:

@@ -92,8 +92,7 @@ class Fusibility:
                 yield part
                 part, paths, found = [], {}, through * len(node.reads)
             part.append(i)
-            made = {slot for slot in node.outs if slot is not None} | set(node.writes)
-            paths.update((self._graph.root[slot], found) for slot in made)
+            paths.update((self._graph.root[s], found) for s in (*node.makes, *node.writes))
         yield part
 
     def reason_against(self, node: Node) -> str | None:
@@ -357,7 +356,7 @@ def _through_views(graph: Graph, node: Node, fusible: Fusibility) -> set[int]:
 
 def _touched(graph: Graph, node: Node) -> set[int]:
     """The memory that `node` makes or writes."""
-    return {slot for slot in node.outs if slot is not None} | {graph.root[s] for s in node.writes}
+    return {*node.makes, *(graph.root[slot] for slot in node.writes)}
 
 
 def device_of(graph: Graph, node: Node) -> torch.device:

@@ -265,7 +265,7 @@ class Planner:
                 self.in_flight.setdefault(self.graph.root[slot], []).extend(
                     self.waits[out] for out in node.outs if out in self.waits
                 )
-        self._add(Step(reads, _made(node.outs), (node,), reason=self._reason(node)))
+        self._add(Step(reads, node.makes, (node,), reason=self._reason(node)))
 
     def _add_segment(self, unit: Unit, fusion_of: FusionOf) -> None:
         assert self.fusible is not None
@@ -333,10 +333,6 @@ class Planner:
         return peak
 
 
-def _made(outs: Sequence[int | None]) -> tuple[int, ...]:
-    return tuple([slot for slot in outs if slot is not None])
-
-
 def _users(graph: Graph) -> dict[int, set[int]]:
     """For each owner of memory the `id`s of the nodes that read it, views left out."""
     users: dict[int, set[int]] = defaultdict(set)
@@ -371,13 +367,8 @@ class Segmenter:
         for node in nodes:
             self._take(node)
         # inputs first, then an entry for each output of each call, undefined ones too (`segment`)
-        numbers = {slot: i for i, slot in enumerate(self.inputs)}
-        count = len(self.inputs)
-        for node in self.inside:
-            for slot in node.outs:
-                if slot is not None:
-                    numbers[slot] = count
-                count += 1
+        entries = (*self.inputs, *(slot for node in self.inside for slot in node.outs))
+        numbers = {slot: i for i, slot in enumerate(entries) if slot is not None}
         calls = tuple(
             Call(
                 MARKED_VIEWS.get(node.facts.op, node.facts.op),
@@ -401,7 +392,7 @@ class Segmenter:
         for slot in node.reads:
             self._bring_in(slot)
         self.inside.append(node)
-        self.made.update(slot for slot in node.outs if slot is not None)
+        self.made.update(node.makes)
 
     def _bring_in(self, slot: int) -> None:
         """Make a slot an input, or put the view that makes it into the segment."""
@@ -432,5 +423,5 @@ class Segmenter:
         """
         members = {id(node) for node in nodes}
         live = {self.graph.root[slot] for slot in self.graph.live}
-        created = [slot for node in nodes for slot in node.outs if slot is not None]
+        created = [slot for node in nodes for slot in node.makes]
         return [slot for slot in created if slot in live or self.users.get(slot, set()) - members]

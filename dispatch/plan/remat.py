@@ -88,8 +88,8 @@ class _Chains:
                 continue
             self.kept |= chain.keeps
             for node in chain.nodes:
-                for slot in node.outs:
-                    if slot is not None and slot not in self.kept:
+                for slot in node.makes:
+                    if slot not in self.kept:
                         self.levels[slot] = chain.level
 
     def _chain(self, root: int) -> _Chain | None:

@@ -243,7 +243,7 @@ def _carry_on(
         ):
             try:
                 part.run()
-                new.update(s for node in part.nodes for s in node.outs if s is not None)
+                new.update(slot for node in part.nodes for slot in node.makes)
                 continue
             except Exception:
                 pass  # the first error is the one that is raised

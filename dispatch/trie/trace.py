@@ -95,6 +95,11 @@ class Node:
         self.reads = tuple(found)
 
     @property
+    def makes(self) -> tuple[int, ...]:
+        """The slots of its results, without those that the op leaves undefined."""
+        return tuple([slot for slot in self.outs if slot is not None])
+
+    @property
     def issues(self) -> bool:
         """Whether it starts a collective. A wait for one counts as a view of what that gives."""
         return self.facts.communicates and self.view_of is None

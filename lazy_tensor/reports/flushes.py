@@ -162,8 +162,7 @@ def _steps(record: FlushRecord) -> list[Step]:
     if record.steps is None:
         for node in recorded:
             if isinstance(node, Node):
-                outs = tuple([slot for slot in node.outs if slot is not None])
-                _add(found, maker, specs, (node,), node.reads, outs, ("aten", _reason(node)))
+                _add(found, maker, specs, (node,), node.reads, node.makes, ("aten", _reason(node)))
         return found
     # statuses are of the plan's segments alone, in order; times are missing where none was taken
     fusions = iter(zip(record.statuses, record.reasons, strict=True))
