@@ -25,7 +25,7 @@ from lazy_tensor.dispatch.ops.rules import (
 )
 from lazy_tensor.dispatch.ops.schema import facts_of
 from lazy_tensor.dispatch.plan.plan import Plan
-from lazy_tensor.dispatch.run import input_snapshots, watch
+from lazy_tensor.dispatch.run import watch
 from lazy_tensor.dispatch.stats import NEW, RECORDED, SAYS_SO_AFTER_S, STATS, FlushRecord
 from lazy_tensor.dispatch.tiering.policy import Policy
 from lazy_tensor.dispatch.tiering.sites import ROUND, ROUND_S
@@ -218,7 +218,7 @@ def _described(name: str, overload: str) -> tuple[Any, ...] | None:
         rule is Rule.DRAW_INTO,
         draws(op),
         rule is Rule.SAME,
-        input_snapshots.serve_op(facts),
+        not facts.is_view,
         VIEWS_IN_PLACE.get(op),
         _numbered(op, facts.writes),
     )

@@ -31,18 +31,14 @@ PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
 
 
-def serve_op(facts: OpFacts) -> bool:
-    """Whether the op may read copies. A view may not: it must show later writes to its base."""
-    return not facts.is_view
-
-
 def serve(facts: OpFacts, tensor: torch.Tensor) -> bool:
     """Whether the op may read a copy of the tensor.
 
-    A large tensor is copied only for ops that take long themselves: pointwise ops, whose results
-    are as large, and products. An op that picks parts or sums up may take less time than the copy.
+    A view may not: it must show later writes to its base. A large tensor is copied only for ops
+    that take long themselves: pointwise ops, whose results are as large, and products. An op that
+    picks parts or sums up may take less time than the copy.
     """
-    if not serve_op(facts):
+    if facts.is_view:
         return False
     name = facts.op.overloadpacket.__name__
     if torch.Tag.pointwise in facts.op.tags or name in CONVOLUTIONS:
@@ -71,11 +67,8 @@ def known(trace: Trace, tensor: torch.Tensor) -> Slot | None:
 
 def can_serve(trace: Trace, tensor: torch.Tensor) -> bool:
     """Whether the trace has a copy of the tensor, or can take one."""
-    return known(trace, tensor) is not None or can_take(trace, tensor)
-
-
-def can_take(trace: Trace, tensor: torch.Tensor) -> bool:
-    """Whether the trace can take one more copy of the tensor."""
+    if known(trace, tensor) is not None:
+        return True
     size, stride, _, dtype, device = meta_of(tensor)
     taken = sum(copy.data.nbytes for copies in trace.copies.values() for copy in copies)
     return (
