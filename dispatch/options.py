@@ -87,13 +87,6 @@ def unknown(name: str, caller: str, others: tuple[str, ...] = ()) -> TypeError:
     return TypeError(f"{caller}: unknown option {name!r}; {hint}")
 
 
-def check_names(options: Iterable[str], caller: str, others: tuple[str, ...] = ()) -> None:
-    """Raise TypeError for the first name that is no option."""
-    for name in options:
-        if name not in KNOWN:
-            raise unknown(name, caller, others)
-
-
 def checked(name: str, value: Any, label: str) -> Any:
     """`value` as `Settings` holds it. A bad one raises TypeError or ValueError that begins with
     `label`.
@@ -101,7 +94,9 @@ def checked(name: str, value: Any, label: str) -> Any:
     Not for `backend`: its choices are registered at run time, and `settings` checks it.
     """
     if name in CHOICES:
-        return _choice(name, value, label)
+        if value not in CHOICES[name]:
+            raise one_of(name, value, CHOICES[name], label)
+        return str(value)
     if name in AT_LEAST:
         return _number(name, value, label)
     return _CHECKS[name](value, label)
@@ -117,12 +112,6 @@ def one_of(name: str, value: object, choices: Iterable[str], label: str) -> Valu
     if name == "record":
         hint += f"; {RECORDS_NOTHING}"
     return ValueError(f"{label}={value!r} is not one of {listed}{hint}")
-
-
-def _choice(name: str, value: Any, label: str) -> str:
-    if value not in CHOICES[name]:
-        raise one_of(name, value, CHOICES[name], label)
-    return str(value)
 
 
 def _number(name: str, value: Any, label: str) -> int:

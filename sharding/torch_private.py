@@ -386,15 +386,15 @@ def all_gathered(flat: torch.Tensor, n_ranks: int, group: str) -> torch.Tensor:
     return _functional.wait_tensor(made)  # type: ignore[no-any-return]
 
 
-def reduce_scattered(flat: torch.Tensor, op: str, n_ranks: int, group: str) -> torch.Tensor:
-    """This rank's part of the reduction of all ranks' tensors."""
-    made = _functional.reduce_scatter_tensor(flat, op, n_ranks, group)
+def reduce_scattered(flat: torch.Tensor, n_ranks: int, group: str) -> torch.Tensor:
+    """This rank's part of the sum of all ranks' tensors."""
+    made = _functional.reduce_scatter_tensor(flat, "sum", n_ranks, group)
     return _functional.wait_tensor(made)  # type: ignore[no-any-return]
 
 
-def all_reduced(flat: torch.Tensor, op: str, group: str) -> torch.Tensor:
-    """The reduction of all ranks' tensors, on each rank."""
-    return _functional.wait_tensor(_functional.all_reduce(flat, op, group))  # type: ignore[no-any-return]
+def all_reduced(flat: torch.Tensor, group: str) -> torch.Tensor:
+    """The sum of all ranks' tensors, on each rank."""
+    return _functional.wait_tensor(_functional.all_reduce(flat, "sum", group))  # type: ignore[no-any-return]
 
 
 def store() -> Any:

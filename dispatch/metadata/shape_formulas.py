@@ -116,7 +116,8 @@ def _elementwise(
     # in place: no output, and the argument can't be broadcast to another shape
     if facts.returns_arg == 0:
         return Outcome() if shape == first[0] else None
-    if facts.writes or any(_asks_for_layout(a) for _, a in kwargs):
+    formats = [a for _, a in kwargs if isinstance(a, torch.memory_format)]
+    if facts.writes or not _USUAL_FORMATS.issuperset(formats):
         return None
     stride = result_stride(facts.op, shape, metas)
     return None if stride is None else Outcome(outs=((shape, stride, 0, *first[3:]),))
@@ -124,13 +125,7 @@ def _elementwise(
 
 _CHANGES_RESULT = frozenset({torch.dtype, torch.layout, torch.device, complex, str})
 """Types of arguments that may change dtype, layout or device of the result."""
-
-
-def _asks_for_layout(argument: Any) -> bool:
-    return isinstance(argument, torch.memory_format) and argument not in (
-        torch.preserve_format,
-        torch.contiguous_format,
-    )
+_USUAL_FORMATS = frozenset({torch.preserve_format, torch.contiguous_format})
 
 
 def result_stride(

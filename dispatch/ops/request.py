@@ -69,12 +69,8 @@ class Request:
 
     def argument(self, name: str, default: Any = None) -> Any:
         """The argument called `name` in the schema, wherever it was passed."""
-        if name in self.kwargs:
-            return self.kwargs[name]
-        for position, described in enumerate(self.op._schema.arguments):
-            if described.name == name:
-                return self.args[position] if position < len(self.args) else default
-        return default
+        by_place = zip(self.facts.argument_names, self.args, strict=False)
+        return {**dict(by_place), **self.kwargs}.get(name, default)
 
     def written(self) -> list[torch.Tensor]:
         """The tensors that the op writes."""

@@ -12,7 +12,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.metadata import eager_checks
@@ -246,8 +245,9 @@ def _outcome(
     if outcome is not None:
         return outcome
     # A number's value seldom changes metadata, so calls whose numbers vary share an entry.
-    of_numbers = _typed if facts.checks_numbers else type
-    described = request.mapped(_anything, of_numbers)
+    # Where it does, its type is part of the key too: 2 == 2.0, but the results differ in dtype.
+    of_numbers = (lambda number: (type(number), number)) if facts.checks_numbers else type
+    described = request.mapped(lambda _: Ref, of_numbers)
     # of the environment, these two parts alone decide metadata
     key: tuple[Any, ...] = (request.op._op, described, tuple(metas), *trace.environment[:2])
     if facts.numbers_set_shape:
@@ -285,16 +285,6 @@ def _outcome_of_out(trace: Trace, request: Request) -> Outcome:
     return Outcome(runs_now=None if is_alike else OUT_DIFFERS)
 
 
-def _anything(_: torch.Tensor) -> Any:
-    """A tensor's stand-in in a key, which lists the tensors' metadata in order elsewhere."""
-    return Ref
-
-
-def _typed(number: complex) -> tuple[type, complex]:
-    """A number in a key, with its type: 2 == 2.0, but the results differ in dtype."""
-    return (type(number), number)
-
-
 def _fill(
     state: State, trace: Trace, request: Request, outcome: Outcome, args: Args, kwargs: Kwargs
 ) -> None:
@@ -324,7 +314,8 @@ def _fill(
                 state.n_bytes += n_bytes(spec)
     _set_kind(trace, request, state, node, outcome)
     if viewed is not None and state.kind == ONE:
-        marks = _marks_after(request.op, viewed)
+        op = request.op
+        marks = (viewed.is_conj() ^ (op is CONJ), viewed.is_neg() ^ (op is NEG_VIEW))
         if any(marks):
             state.kind, state.meta = MARKED, (state.meta, marks)
     # Nothing closes on a tape: a flush would take the tape off.
@@ -384,11 +375,6 @@ def wrapper_arguments(meta: Meta) -> tuple[Any, ...]:
 def _full_arguments(meta: Meta) -> tuple[Any, ...]:
     size, stride, offset, dtype, device = meta
     return (size, stride, offset, None, dtype, torch.strided, device)
-
-
-def _marks_after(op: OpOverload, viewed: torch.Tensor) -> tuple[bool, bool]:
-    """The conjugate and the negative bit of a view of `viewed`."""
-    return (viewed.is_conj() ^ (op is CONJ), viewed.is_neg() ^ (op is NEG_VIEW))
 
 
 CONJ, NEG_VIEW = torch.ops.aten._conj.default, torch.ops.aten._neg_view.default

@@ -95,7 +95,8 @@ class Draw:
             if self.like is None:
                 result = self.op(*self.args, **self.kwargs)
             else:
-                blank = _blank(self.like)
+                size, stride, _, dtype, device = self.like
+                blank = torch.empty_strided(size, stride, dtype=dtype, device=device)
                 if self.zeroed:
                     blank.zero_()
                 result = self.op(blank, *self.args, **self.kwargs)
@@ -121,21 +122,11 @@ class Draw:
         return generator
 
 
-def _blank(meta: Meta) -> torch.Tensor:
-    """Uninitialised memory of this layout."""
-    size, stride, _, dtype, device = meta
-    return torch.empty_strided(size, stride, dtype=dtype, device=device)
-
-
 def _default_generator(device: torch.device) -> torch.Generator:
     if device.type != "cuda":
         return torch.default_generator
     index = torch.cuda.current_device() if device.index is None else device.index
     return torch.cuda.default_generators[index]
-
-
-def _default_generators() -> list[torch.Generator]:
-    return [torch.default_generator, *torch.cuda.default_generators]
 
 
 def drawn(trace: Trace, draw: Draw) -> torch.Tensor:
@@ -193,7 +184,7 @@ class Tape:
         """Names of the user's functions and attributes, which are no ops of torch's."""
         self._trace = trace
         self._caller = caller
-        known = (*_default_generators(), *generators)
+        known = (torch.default_generator, *torch.cuda.default_generators, *generators)
         # Each generator's state after its last noted draw. If a state differs at the next draw or
         # at the end, somebody set a seed, or drew past the tape.
         self._states = {generator_id(g): (g, g.get_state()) for g in known}

@@ -113,7 +113,7 @@ def only_mode_is(own: type[Any]) -> bool:
     )
 
 
-def is_watched(own: type[Any], *, saves: bool = True) -> str | None:
+def is_watched(own: type[Any], *, saves: bool) -> str | None:
     """What, besides a mode of class `own`, sees calls of ops or functions; None if nothing does.
     With `saves` hooks for the tensors that autograd saves count too."""
     n_modes = torch._C._len_torch_dispatch_stack()

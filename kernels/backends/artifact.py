@@ -20,8 +20,9 @@ import torch
 from lazy_tensor.kernels.backend import Declined, Kernel
 from lazy_tensor.kernels.backends.torch_inductor import Compiled, addresses_of
 from lazy_tensor.kernels.extension import program
+from lazy_tensor.kernels.generic import Generic
 from lazy_tensor.kernels.library import loaded
-from lazy_tensor.kernels.segment import Ref, op_named
+from lazy_tensor.kernels.segment import Ref, Segment, op_named
 
 SCALAR_DTYPES = {float: torch.float64, int: torch.int64, bool: torch.int64}
 """The dtype of the 0-dim tensor that passes a run-time scalar of a Python type to a kernel."""
@@ -109,6 +110,13 @@ class Steps:
             return _Numbered(self, sizes, is_long=is_long).build()
         except KeyError as name:  # a number has no slot, and so no memory for a view or a call
             raise Declined(f"the run-time number {name} is needed as a tensor") from None
+
+
+def for_own_sizes(kernel: Kernel, segment: Segment) -> Kernel:
+    """The kernel of `segment`; if this is generic, for the sizes that it has as an example."""
+    if isinstance(kernel, Steps) and isinstance(segment, Generic):
+        return kernel.for_sizes(segment.own_values, is_long=False)
+    return kernel
 
 
 class _Numbered:

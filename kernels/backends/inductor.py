@@ -19,7 +19,13 @@ import torch
 
 from lazy_tensor.kernels import fusible
 from lazy_tensor.kernels.backend import Declined, Kernel
-from lazy_tensor.kernels.backends.artifact import Steps, holds_for, kernel_of, packed, unpacked
+from lazy_tensor.kernels.backends.artifact import (
+    for_own_sizes,
+    holds_for,
+    kernel_of,
+    packed,
+    unpacked,
+)
 from lazy_tensor.kernels.backends.torch_cpp import Unit
 from lazy_tensor.kernels.backends.torch_inductor import (
     Compiled,
@@ -29,7 +35,6 @@ from lazy_tensor.kernels.backends.torch_inductor import (
 )
 from lazy_tensor.kernels.extension import program
 from lazy_tensor.kernels.extension.cpp import built_for, compiler_identity, found_compiler
-from lazy_tensor.kernels.generic import Generic
 from lazy_tensor.kernels.loops.cpp import library_of
 from lazy_tensor.kernels.loops.write import NAME, written
 from lazy_tensor.kernels.segment import Call, Segment, TensorSpec
@@ -47,11 +52,7 @@ class PortableInductor:
         return fusible.refuses(call, self.taken) or fusible.refuses_dtypes(call, inputs)
 
     def compile(self, segment: Segment) -> Kernel:
-        kernel = self.load(segment, self.build(segment))
-        # a generic segment has sizes of its own, as an example
-        if isinstance(kernel, Steps) and isinstance(segment, Generic):
-            return kernel.for_sizes(segment.own_values, is_long=False)
-        return kernel
+        return for_own_sizes(self.load(segment, self.build(segment)), segment)
 
     def can_build(self, segment: Segment) -> bool:
         return segment.device.type == "cpu"

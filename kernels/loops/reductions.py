@@ -101,12 +101,15 @@ def _layer_norm(b: Builder, a: Arguments) -> list[Value | None]:
     mean, squares = _moments(b, x, dims)
     variance = b.of("{0} / {1}", squares, n)
     rstd = b.of("1 / square_root({0} + {1})", variance, a["eps"])
-    found = b.of("({0} - {1}) * {2}", x, mean, rstd)
-    if a.get("weight") is not None:
-        found = b.of("{0} * {1}", found, a["weight"])
-    if a.get("bias") is not None:
-        found = b.of("{0} + {1}", found, a["bias"])
-    return [found, mean, rstd]
+    normed = b.of("({0} - {1}) * {2}", x, mean, rstd)
+    return [_affine(b, normed, a.get("weight"), a.get("bias")), mean, rstd]
+
+
+def _affine(b: Builder, value: Value, weight: Value | None, bias: Value | None = None) -> Value:
+    """A value times `weight`, plus `bias`, where these are given."""
+    if weight is not None:
+        value = b.of("{0} * {1}", value, weight)
+    return value if bias is None else b.of("{0} + {1}", value, bias)
 
 
 def _softmax(b: Builder, a: Arguments) -> Value:
@@ -179,7 +182,7 @@ def _layer_norm_backward(b: Builder, a: Arguments) -> list[Value | None]:
     outer, inner = (*range(len(x.size) - n_dims),), (*range(len(x.size) - n_dims, len(x.size)),)
     scaled = b.of("({0} - {1}) * {2}", x, a["mean"], a["rstd"])
     products = b.of("{0} * {1}", grad, scaled)
-    ahead = grad if a.get("weight") is None else b.of("{0} * {1}", grad, a["weight"])
+    ahead = _affine(b, grad, a.get("weight"))
     n = math.prod(a["normalized_shape"])
     found = b.of(
         "{3} * ({0} - ({1} + {2} * {4}) / {5})",
@@ -199,10 +202,8 @@ def _group_norm(b: Builder, a: Arguments) -> list[Value | None]:
     variance = b.of("{0} / {1}", squares, rows.size[2])
     scale = b.of("1 / square_root({0} + {1})", variance, a["eps"])
     normed = b.of("({0} - {1}) * {2}", rows, mean, scale)
-    found: Value = Reshaped(x.size, x.dtype, normed)
-    for name, text in (("weight", "{0} * {1}"), ("bias", "{0} + {1}")):
-        if a.get(name) is not None:
-            found = b.of(text, found, _channels(a[name], len(x.size)))
+    weight, bias = (_channels(a.get(name), len(x.size)) for name in ("weight", "bias"))
+    found = _affine(b, Reshaped(x.size, x.dtype, normed), weight, bias)
     return [found, squeezed(mean, 2), squeezed(scale, 2)]
 
 
@@ -213,8 +214,7 @@ def _rms_norm(b: Builder, a: Arguments) -> list[Value | None]:
     eps = torch.finfo(x.dtype).eps if a.get("eps") is None else a["eps"]
     mean = b.of("{0} / {1}", total, math.prod(a["normalized_shape"]))
     scale = b.of("1 / square_root({0} + {1})", mean, eps)
-    found = b.of("{0} * {1}", x, scale)
-    return [found if a.get("weight") is None else b.of("{0} * {1}", found, a["weight"]), scale]
+    return [_affine(b, b.of("{0} * {1}", x, scale), a.get("weight")), scale]
 
 
 def _group_norm_backward(b: Builder, a: Arguments) -> list[Value | None]:
@@ -250,13 +250,14 @@ def _binary_cross_entropy_backward(b: Builder, a: Arguments) -> Value:
     found = b.of(
         "{0} * ({1} - {2}) / maximum((1 - {1}) * {1}, {3})", a["grad_output"], x, target, 1e-12
     )
-    if a.get("weight") is not None:
-        found = b.of("{0} * {1}", found, a["weight"])
+    found = _affine(b, found, a.get("weight"))
     return b.of("{0} / {1}", found, math.prod(x.size)) if a.get("reduction", 1) == 1 else found
 
 
-def _channels(value: Value, n_dims: int) -> Value:
+def _channels(value: Value | None, n_dims: int) -> Value | None:
     """A value with one element for each channel, beside tensors of so many dimensions."""
+    if value is None:
+        return None
     return Reshaped((*value.size, *[1] * (n_dims - 2)), value.dtype, value)
 
 
@@ -264,10 +265,9 @@ def _batch_norm(b: Builder, a: Arguments) -> list[Value | None]:
     x, n_dims = a["input"], len(a["input"].size)
     dims = (0, *range(2, n_dims))
     n = math.prod(x.size) // x.size[1]
-    shown = {
-        name: _channels(a[name], n_dims)
+    shown: dict[str, Any] = {
+        name: _channels(a.get(name), n_dims)
         for name in ("weight", "bias", "running_mean", "running_var")
-        if a.get(name) is not None
     }
     saved: list[Value | None] = [None] * 4
     if a["training"]:
@@ -279,7 +279,7 @@ def _batch_norm(b: Builder, a: Arguments) -> list[Value | None]:
     if a["training"]:
         size = (x.size[1],)
         saved[:2] = [Reshaped(size, one.dtype, one) for one in (mean, scale)]
-        if "running_mean" in shown:
+        if shown["running_mean"] is not None:
             if n == 1:
                 raise Declined("a variance of one number")
             news = mean, b.of("{0} / {1}", squares, n - 1)
@@ -290,11 +290,7 @@ def _batch_norm(b: Builder, a: Arguments) -> list[Value | None]:
                 for name, one in zip(("running_mean", "running_var"), news, strict=True)
             ]  # fmt: skip
     found = b.of("({0} - {1}) * {2}", x, mean, scale)
-    if "weight" in shown:
-        found = b.of("{0} * {1}", found, shown["weight"])
-    if "bias" in shown:
-        found = b.of("{0} + {1}", found, shown["bias"])
-    return [found, *saved]
+    return [_affine(b, found, shown["weight"], shown["bias"]), *saved]
 
 
 def _batch_norm_backward(b: Builder, a: Arguments) -> list[Value | None]:
@@ -312,9 +308,8 @@ def _batch_norm_backward(b: Builder, a: Arguments) -> list[Value | None]:
     if a["train"]:
         factor = b.of("{0} * {1} * {1} / {2}", product, scale, n)
         found = b.of("{0} - {1} / {2} - ({3} - {4}) * {5}", grad, total, n, x, mean, factor)
-    found = b.of("{0} * {1}", found, scale)
-    if a.get("weight") is not None:
-        found = b.of("{0} * {1}", found, _channels(a["weight"], n_dims))
+    weight = _channels(a.get("weight"), n_dims)
+    found = _affine(b, b.of("{0} * {1}", found, scale), weight)
     over = b.of("{0} * {1}", product, scale), total
     return [found, *(Reshaped((x.size[1],), one.dtype, one) for one in over)]
 
@@ -354,9 +349,7 @@ def _cross_entropy_of_logits(b: Builder, a: Arguments) -> Value:
     if a.get("pos_weight") is not None:
         log = b.of("(({1} - 1) * {2} + 1) * {0}", log, a["pos_weight"], target)
     losses = b.of("(1 - {0}) * {1} - {2}", target, x, log)
-    if a.get("weight") is not None:
-        losses = b.of("{0} * {1}", losses, a["weight"])
-    return _as_asked(b, losses, a.get("reduction", 1))
+    return _as_asked(b, _affine(b, losses, a.get("weight")), a.get("reduction", 1))
 
 
 def _at_index(b: Builder, source: Value, dim: int, index: Value, *, spread: bool) -> Value:
@@ -415,9 +408,7 @@ def _nll_backward(b: Builder, a: Arguments) -> Value:
     grad = a["grad_output"]
     if a["reduction"] == 1:
         grad = b.of("{0} / {1}", grad, a["total_weight"])
-    if weight is not None:
-        grad = b.of("{0} * {1}", grad, weight)
-    return b.of("{0} ? -{1} : 0", here, grad)
+    return b.of("{0} ? -{1} : 0", here, _affine(b, grad, weight))
 
 
 REDUCTIONS: dict[str, Rule] = {

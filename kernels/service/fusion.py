@@ -117,7 +117,7 @@ class Fusion:
         """The segment to compile: its own, or its family's generic one."""
         return self.segment if self.member is None else self.member.source
 
-    def run_op_by_op(self, reason: str = "") -> None:
+    def run_op_by_op(self, reason: str) -> None:
         """Run op by op from now on, without asking for a kernel."""
         self.status, self.reason = "aten", self._passed + reason
         self._use(self._first_run)

@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 
 from lazy_tensor.kernels.backend import Backend, BuildsSoon, Kernel
-from lazy_tensor.kernels.backends.artifact import Steps
-from lazy_tensor.kernels.generic import Generic
+from lazy_tensor.kernels.backends.artifact import for_own_sizes
 from lazy_tensor.kernels.segment import Segment
 from lazy_tensor.kernels.service.workers import pickled
 
@@ -48,15 +47,11 @@ sys.exit(reason is not None)
 
 def kernel_of(backend: Backend, source: Segment) -> Kernel:
     """The kernel that the compile service would build, for the sizes of `source`."""
-    if not (isinstance(backend, BuildsSoon) and backend.can_build(source)):
-        return backend.compile(source)
-    artifact = backend.build_soon(source)
-    if artifact is None:
-        return backend.compile(source)
-    kernel = backend.load(source, artifact)
-    if isinstance(kernel, Steps) and isinstance(source, Generic):
-        return kernel.for_sizes(source.own_values, is_long=False)
-    return kernel
+    if isinstance(backend, BuildsSoon) and backend.can_build(source):
+        artifact = backend.build_soon(source)
+        if artifact is not None:
+            return for_own_sizes(backend.load(source, artifact), source)
+    return backend.compile(source)
 
 
 def write_script(

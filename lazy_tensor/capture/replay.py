@@ -33,7 +33,7 @@ from lazy_tensor.capture.outline import Outline
 from lazy_tensor.capture.take import Take, take
 from lazy_tensor.capture.watched_object import Obstacle, is_atom
 from lazy_tensor.dispatch import settings, torch_private
-from lazy_tensor.dispatch.options import Options, check_names
+from lazy_tensor.dispatch.options import KNOWN, Options, unknown
 from lazy_tensor.dispatch.run import hits
 from lazy_tensor.dispatch.run.plan_cache import may_capture
 from lazy_tensor.dispatch.stats import STATS
@@ -153,7 +153,9 @@ class Replay(Generic[P, R]):
                 raise TypeError(f"replay(): {name}={value!r} is not a whole number")
             if value < 0:
                 raise ValueError(f"replay(): {name}={value!r} must be at least 0")
-        check_names(options, "replay()", OWN_OPTIONS)
+        for name in options:
+            if name not in KNOWN:
+                raise unknown(name, "replay()", OWN_OPTIONS)
         # only to raise for a wrong value here, and not at the first call
         settings.updated(settings.current(), options, "replay()")
         for one in state if isinstance(state, (list, tuple)) else (state,):

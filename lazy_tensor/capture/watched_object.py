@@ -276,10 +276,6 @@ def _function(holder: Any, _: Names) -> Contents:
     return keys, tuple([getattr(holder, key) for key in keys])
 
 
-def _contents(cell: Any, _: Any) -> Any:
-    return cell.cell_contents
-
-
 def _set_contents(cell: Any, _: Any, value: Any) -> None:
     cell.cell_contents = value
 
@@ -326,7 +322,7 @@ SLOTS = Kind(_slots, ".", getattr, setattr)
 ELEMENTS = Kind(_elements, "[]", operator.getitem, operator.setitem, native=2)
 FIXED = ELEMENTS._replace(put=None)
 SET = Kind(_elements, native=2)
-CELL = Kind(_cell, "", _contents, _set_contents, native=3)
+CELL = Kind(_cell, "", lambda cell, _: cell.cell_contents, _set_contents, native=3)
 TENSOR = Kind(_autograd_fields, ".", getattr, setattr, native=4, attributes=vars)
 FUNCTION = Kind(_function, ".", getattr, native=5)
 ARRAY = Kind(_array)

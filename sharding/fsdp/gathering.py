@@ -173,14 +173,14 @@ def reduce_scattered(gradients: Sequence[torch.Tensor], plan: Reduction) -> torc
         packed = packed.div_(plan.before)
     if plan.n_ranks == 1:
         return packed
-    return torch_private.reduce_scattered(packed, "sum", plan.n_ranks, plan.group)
+    return torch_private.reduce_scattered(packed, plan.n_ranks, plan.group)
 
 
 def all_reduced(flat: torch.Tensor, plan: Reduction) -> torch.Tensor:
     """`flat` summed over the replicas, if the mesh has any."""
     if plan.replicas is None:
         return flat
-    return torch_private.all_reduced(flat, "sum", plan.replicas)
+    return torch_private.all_reduced(flat, plan.replicas)
 
 
 def as_gradients(
