@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from lazy_tensor.capture.numbers.op_numbers import explained_by
-from lazy_tensor.capture.numbers.step_counts import Count
+from lazy_tensor.capture.numbers.step_counts import Count, value_of
 from lazy_tensor.capture.watched_object import Place, is_atom, is_same
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.trace import Leaf, Node, State
@@ -92,12 +92,12 @@ class Returned:
     """How to make one leaf of what the call returned: `kind` says what `name` is.
 
     "kept": the place of a number that is kept. "number argument": the place of a number among
-    those that the call gets. "computed": text that tells how a number is
-    computed, see `traced_number`. "slot": a new tensor of `meta` on that result of the plan.
-    "leaf": a new tensor of `meta` on the memory of that leaf. "number", "list": what that result
-    has, for what the call read and did nothing else with; "leaf number", "leaf list": the same of a
-    leaf. "data": a new tensor of these values. "argument", "place": the very object there. "again":
-    the object returned as that earlier leaf. "constant": `name` itself, which is no tensor.
+    those that the call gets. "computed": text that tells how a number is computed, see
+    `traced_number`. "slot": a new tensor of `meta` on that result of the plan. "leaf": a new tensor
+    of `meta` on the memory of that leaf. "number", "list": what that result has, for what the call
+    read and did nothing else with; "leaf number", "leaf list": the same of a leaf. "data": a new
+    tensor of these values. "argument", "place": the very object there. "again": the object returned
+    as that earlier leaf. "constant": `name` itself, which is no tensor.
     `layout` is that of a sharded tensor. `grad` is "leaf" for a tensor that requires a gradient,
     "spent" for one whose graph a backward pass has freed, else "".
     """
@@ -214,7 +214,7 @@ def _paired_numbers(
         other_flat, other_form = _flat(other)
         is_equal = form == other_form and _bare(one) == _bare(other)
         for a, b in zip(flat, other_flat, strict=False):
-            then, value = _number(a, before), _number(b, now)
+            then, value = value_of(a, before.scalars), value_of(b, now.scalars)
             may_differ = type(a) is type(b) or by_value
             if ScalarRef in (type(a), type(b)) and type(then) is type(value) and may_differ:
                 numbers.append((other, value, then))
@@ -254,11 +254,6 @@ def _bare(node: Node) -> Node:
 
 def named(node: Node) -> str:
     return f"{op_name(node.facts.op)} at {node.where}"
-
-
-def _number(argument: Any, outline: Outline) -> Any:
-    """The value of a number that is an input; any other argument as it is."""
-    return outline.scalars[argument.index] if isinstance(argument, ScalarRef) else argument
 
 
 def _shown(argument: Any) -> str:

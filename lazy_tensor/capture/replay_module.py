@@ -636,19 +636,17 @@ class _Run:
 
 def _are_equal(some: Sequence[Any], others: Tensors, *, rounds: bool) -> bool:
     """Whether values are the same: up to the rounding of kernels if `rounds`, else exactly."""
-    pairs = zip(map(_plain, some), others, strict=False)
-    are_equal = all(_is_equal(one, other, rounds) for one, other in pairs)
-    return len(some) == len(others) and are_equal
 
+    def is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        if not is_strided(one):
+            return torch.equal(one, other)
+        if rounds:
+            return difference([one.detach()], [other.detach()]) is None
+        return torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
 
-def _is_equal(one: torch.Tensor, other: torch.Tensor, rounds: bool) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    if not is_strided(one):
-        return torch.equal(one, other)
-    if rounds:
-        return difference([one.detach()], [other.detach()]) is None
-    return torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
+    return len(some) == len(others) and all(map(is_equal, map(_plain, some), others))
 
 
 def _plain(tensor: Any) -> Any:

@@ -216,9 +216,7 @@ class StepCounts:
         key = (count, *numbers)
         if key not in self._known:
             self._numbered(replace(count, value=_result_of(count, values)), key)
-        for slot in (*node.outs, *node.writes):
-            if slot is not None:
-                self._count_at[slot] = self._known[key]
+        self._count_at.update(dict.fromkeys((*node.makes, *node.writes), self._known[key]))
 
 
 def _may_be_count(spec: TensorSpec | None) -> bool:
@@ -279,7 +277,7 @@ class CountValues:
                         )
                     wanted |= counts_in(text)
                 computes_them = [
-                    computes(text) if text else partial(_constant, _value_of(one, scalars))
+                    computes(text) if text else partial(_constant, value_of(one, scalars))
                     for one, text in zip(count.given, arguments, strict=True)
                 ]
                 self._ops.insert(0, (i, count, computes_them))
@@ -330,8 +328,8 @@ def _text_of(argument: Any, computed_by: Callable[[int], list[str]]) -> str | No
     return texts[0] if texts else None
 
 
-def _value_of(argument: Any, scalars: Sequence[complex]) -> Any:
-    """An op's argument that never changes."""
+def value_of(argument: Any, scalars: Sequence[complex]) -> Any:
+    """The value of a number that is an input of the trace; any other argument as it is."""
     return scalars[argument.index] if isinstance(argument, ScalarRef) else argument
 
 
