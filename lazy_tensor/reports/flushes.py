@@ -197,13 +197,7 @@ def _add(
     """Append the `Step` of these nodes to `found`. `maker` has the step that made each slot."""
     # a view reads and writes no memory; views inside a segment are no values of their own
     is_view = len(nodes) == 1 and nodes[0].view_of is not None
-    inside = {
-        slot
-        for node in nodes
-        if node.view_of is None
-        for slot in node.outs
-        if slot is not None and slot not in sets
-    }
+    own = {slot for node in nodes if node.view_of is None for slot in node.makes}
     written = {slot for node in nodes for slot in node.writes}
     # a slot counts once if it is read several times, but again if it is written in place
     moved = 0 if is_view else _total((*dict.fromkeys(reads), *sets, *written), specs)
@@ -217,7 +211,7 @@ def _add(
             gives=tuple([shown(specs[slot]) for slot in sets if slot in specs]),
             n_bytes=moved,
             n_bytes_given=_total(sets, specs),
-            n_bytes_saved=_total(inside, specs) if step is not None else 0,
+            n_bytes_saved=_total(own.difference(sets), specs) if step is not None else 0,
             seconds=seconds,
             needs=tuple(sorted({maker[slot] for slot in reads if slot in maker})),
             device=next((specs[s].device.type for s in (*sets, *reads) if s in specs), "cpu"),
