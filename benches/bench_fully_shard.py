@@ -98,12 +98,7 @@ def step_of(side: str, build: Any, mesh: Any, *, runs: bool) -> Callable[[], obj
 @pytest.mark.parametrize("name", ["a tiny GPT", f"{N_MODULES} linear layers"])
 @pytest.mark.parametrize("what", ["recording a step", "a whole step"])
 def bench_step(
-    benchmark: BenchmarkFixture,
-    quick: bool,
-    rows: list[list[str]],
-    mesh: Any,
-    name: str,
-    what: str,
+    benchmark: BenchmarkFixture, quick: bool, rows: list[list[str]], mesh: Any, name: str, what: str
 ) -> None:
     build = tiny_gpt if "GPT" in name else many_modules
     runs = what == "a whole step"

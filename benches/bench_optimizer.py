@@ -96,11 +96,7 @@ def rows(results_dir: Path, notes: list[str]) -> Iterator[list[list[str]]]:
 
 @pytest.mark.parametrize("foreach", [False, True], ids=["tensor by tensor", "foreach"])
 def bench_adam(
-    benchmark: BenchmarkFixture,
-    quick: bool,
-    rows: list[list[str]],
-    notes: list[str],
-    foreach: bool,
+    benchmark: BenchmarkFixture, quick: bool, rows: list[list[str]], notes: list[str], foreach: bool
 ) -> None:
     optimizers = {name: optimizer(quick, foreach=foreach) for name in SIDES}
     optimizers["fused"] = optimizer(quick, fused=True)

@@ -16,10 +16,7 @@ import torch
 
 
 def page(
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    notes: Sequence[str] = (),
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()
 ) -> str:
     """The page: a heading, device and versions and commit and command, `notes`, and one table. Each
     row has a cell for each column."""

@@ -127,10 +127,7 @@ def main() -> None:
         known: dict[str, Any] = {"model": states, "optimizer": optimizer_states, "step": 0}
         load(known, checkpoint_id=options.checkpoint)
         set_state_dict(
-            model,
-            optimizer,
-            model_state_dict=known["model"],
-            optim_state_dict=known["optimizer"],
+            model, optimizer, model_state_dict=known["model"], optim_state_dict=known["optimizer"]
         )
         first = known["step"]
 
