@@ -81,14 +81,8 @@ def prepare() -> None:
     forkserver.ensure_running()
 
 
-def run_turn(
-    begin: Begin,
-    side: str,
-    seconds: float,
-    show: Callable[[Turn], None] = lambda turn: None,
-    least_steps: int = 1,
-) -> Turn:
-    """Run a program on one side for so many seconds, but `least_steps` at least.
+def run_turn(begin: Begin, side: str, seconds: float, show: Callable[[Turn], None]) -> Turn:
+    """Run a program on one side for so many seconds, and one step at least.
 
     `show` is called every now and then with what has been done so far. A KeyboardInterrupt ends the
     process, and is raised again.
@@ -98,9 +92,7 @@ def run_turn(
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe(duplex=False)
     with TemporaryDirectory(prefix="lazy_tensor_demo") as caches:
-        process = context.Process(
-            target=_work, args=(begin, side, seconds, least_steps, caches, theirs)
-        )
+        process = context.Process(target=_work, args=(begin, side, seconds, caches, theirs))
         try:
             _start(process)
             # with this end open, `recv` would wait for ever if the process died
@@ -142,9 +134,7 @@ def _received(pipe: Connection) -> Iterator[Turn | list[float]]:
             return
 
 
-def _work(
-    begin: Begin, side: str, seconds: float, least_steps: int, caches: str, pipe: Connection
-) -> None:
+def _work(begin: Begin, side: str, seconds: float, caches: str, pipe: Connection) -> None:
     """The main function of the process."""
     # Empty caches, so that no side gains by what another one has compiled. One thread leaves the
     # other cores to compilers.
@@ -153,7 +143,7 @@ def _work(
     lazy_tensor.configure(cache_dir=Path(caches, "lazy_tensor"), warn=False)
     turn = Turn()
     try:
-        _run_steps(begin(SIDES[side]), seconds, least_steps, turn, pipe)
+        _run_steps(begin(SIDES[side]), seconds, turn, pipe)
         turn.why = _why() if side in ("lazy", "replay") else ""
     # Ctrl-C reaches all processes. The one that shows the table handles it; this one ends silently.
     except (KeyboardInterrupt, BrokenPipeError):
@@ -165,9 +155,9 @@ def _work(
         pipe.send(turn)
 
 
-def _run_steps(step: Step, seconds: float, least_steps: int, turn: Turn, pipe: Connection) -> None:
+def _run_steps(step: Step, seconds: float, turn: Turn, pipe: Connection) -> None:
     n_sent, sent_s, began = 0, 0.0, time.perf_counter()
-    while len(turn.ends_s) < least_steps or turn.ends_s[-1] < seconds:
+    while not turn.ends_s or turn.ends_s[-1] < seconds:
         value = step()
         end_s = time.perf_counter() - began
         turn.ends_s.append(end_s)
