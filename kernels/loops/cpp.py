@@ -42,7 +42,8 @@ def library_of(text: str) -> bytes:
     command = [compiler, *_FLAGS, f"-mprefer-vector-width={8 * vector_bytes()}"]
     functions = set(re.findall(r"Sleef_\w+", text))
     if functions:
-        if not all(hasattr(_torch_cpu(), name) for name in functions):
+        torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        if not all(hasattr(torch_cpu, name) for name in functions):
             raise Declined("this torch has no SLEEF for other libraries")
         command += ["-Wl,--no-as-needed", str(_stand_in(compiler))]
     # A folder of its own for each would be removed when the process ends, as the one around it is.
@@ -108,11 +109,6 @@ def _compiler() -> str:
 def vector_bytes() -> int:
     """Bytes of the vectors that eager's kernels use."""
     return 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32
-
-
-@cache
-def _torch_cpu() -> ctypes.CDLL:
-    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 
 
 @cache

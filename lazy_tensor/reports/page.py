@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import html
 import json
-from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +23,6 @@ if TYPE_CHECKING:
 HEIGHT_PX = 720
 
 
-# read when it is needed: most programs never save a page
-@cache
-def _template() -> str:
-    return (files("lazy_tensor.reports") / "page.html").read_text(encoding="utf-8")
-
-
 def page_of(report: Report) -> str:
     """The whole page, which needs no other file."""
     flushes = report.flushes
@@ -43,8 +36,9 @@ def page_of(report: Report) -> str:
         "builds": [build._asdict() for build in report.builds],
         "text": str(report),
     }
+    template = (files("lazy_tensor.reports") / "page.html").read_text(encoding="utf-8")
     # "</script>" in a file's name would end the page's script
-    return _template().replace("{data}", json.dumps(data).replace("<", "\\u003c"))
+    return template.replace("{data}", json.dumps(data).replace("<", "\\u003c"))
 
 
 def framed(page: str) -> str:
