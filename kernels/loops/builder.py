@@ -222,8 +222,8 @@ class Builder:
         return found if found.size == size else Reshaped(size, found.dtype, found)
 
     def _of_base(self, kind: str, value: Value, dims: Sequence[int]) -> Value:
-        """The same, its sizes perhaps others; of what the value is a view or a copy of if that can
-        be, so that loops compute both."""
+        """The same, perhaps in other sizes. Of a view or a copy, the base is reduced where that can
+        be, so that the same loops compute both."""
         n_reduced = math.prod(value.size[d] for d in dims)
         if n_reduced == 1 or (n_reduced <= FEW and is_cheap(value)):
             return self._unrolled(kind, value, dims)

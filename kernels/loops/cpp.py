@@ -113,7 +113,7 @@ def vector_bytes() -> int:
 
 @cache
 def _stand_in(compiler: str) -> Path:
-    """An empty library of the name of the one of torch that has SLEEF in it.
+    """An empty library with the name of torch's library that has SLEEF in it.
 
     To link to torch's own, the linker would read its tables for half a second. What is loaded is
     torch's own, as it is there already.

@@ -188,10 +188,10 @@ class Take:
 
     Read from the trace that holds just this call; Obstacle if the call can't be replayed.
     `constants` are copies of the small tensors that the call made, by leaf. `written` are the
-    numbers of the leaves that it wrote, with how many writes autograd counted of each: none of a
-    batch norm's to its running mean. `metadata` describes all leaves that are not draws. `after`
-    shows what the call could see when it ended. `places` are the tensors that it found when it
-    began, and read or returned. `numbers` are Python's that it reads and keeps. `stepped` are
+    numbers of the leaves that it wrote, with how many writes autograd counted of each: it counts
+    none of a batch norm's to its running mean. `metadata` describes all leaves that are not draws.
+    `after` shows what the call could see when it ended. `places` are the tensors that it found when
+    it began, and read or returned. `numbers` are Python's that it reads and keeps. `stepped` are
     schedulers that it steps, `found_stepped` what these change, as the call found it. `flags` are
     other values that it changes.
     """

@@ -105,7 +105,7 @@ class StepCounts:
 
         def take_back(*_: Any) -> None:
             for group, key, number, traced in lent:
-                # a value that the step itself, or a scheduler in a hook, has set stays
+                # leave a value that the step itself, or a scheduler in a hook, has put there
                 now = group.get(key)
                 if type(now) is TracedNumber:
                     group[key] = number if now is traced else plain(now)
