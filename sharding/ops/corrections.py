@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from lazy_tensor.dispatch.ops.schema import facts_of
-
 aten = torch.ops.aten
 
 # The place of `dim` among the arguments, and that of the tensor or the size that it counts in.
@@ -111,7 +109,7 @@ def with_sum(op: Any, args: tuple[Any, ...], mean: int, total: int) -> tuple[Any
 def needs_whole(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], specs: list[Any]) -> bool:
     """Whether the op must run on gathered arguments, given the specs of its sharded ones."""
     placements = [placement for spec in specs for placement in spec.placements]
-    if facts_of(op).op.overloadpacket.__name__ in _SUMS:
+    if op.overloadpacket.__name__ in _SUMS:
         # squares of partial norms may be added, the norms may not
         return any(hasattr(placement, "norm_type") for placement in placements)
     if op in _OF_WHOLE_VALUES and any(placement.is_partial() for placement in placements):
