@@ -125,14 +125,10 @@ def _masked(
 
     Kernels leave them undefined, while some meta functions give all.
     """
-    asked = {"output_mask", "need_weights"}.intersection(facts.argument_names)
-    if not asked:
-        return outcome
-    (name,) = asked
-    place = facts.argument_names.index(name)
-    mask = args[place] if place < len(args) else dict(kwargs).get(name)
-    if name == "need_weights":  # the second result is attention's weights
-        mask = None if mask is None else (True, mask)
+    given = facts.named(args, kwargs)
+    mask = given.get("output_mask")
+    if "need_weights" in given:  # the second result is attention's weights
+        mask = (True, given["need_weights"])
     if mask is None or len(mask) != len(outcome.outs):
         return outcome
     outs = tuple(out if wanted else None for out, wanted in zip(outcome.outs, mask, strict=True))

@@ -79,10 +79,8 @@ def _view(
 def _of_other(
     facts: OpFacts, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], metas: list[Meta]
 ) -> Outcome | None:
-    """The outcome by `OTHERS`, whose forms take arguments by name. Defaults are left out."""
-    named = dict(zip(facts.argument_names, args, strict=False))
-    named.update(kwargs)
-    result = OTHERS[facts.op](named, metas)
+    """The outcome by `OTHERS`, whose forms take arguments by name."""
+    result = OTHERS[facts.op](facts.named(args, kwargs), metas)
     if result is None:
         return None
     if isinstance(result, list):

@@ -69,8 +69,7 @@ class Request:
 
     def argument(self, name: str, default: Any = None) -> Any:
         """The argument called `name` in the schema, wherever it was passed."""
-        by_place = zip(self.facts.argument_names, self.args, strict=False)
-        return {**dict(by_place), **self.kwargs}.get(name, default)
+        return self.facts.named(self.args, self.kwargs.items()).get(name, default)
 
     def written(self) -> list[torch.Tensor]:
         """The tensors that the op writes."""

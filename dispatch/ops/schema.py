@@ -6,6 +6,7 @@ tables here add what schemas leave out.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -46,6 +47,10 @@ class OpFacts:
     # the arguments that may be a Python number in arithmetic, which may become a run-time input
     number_args: frozenset[int | str]
     argument_names: tuple[str, ...]
+
+    def named(self, args: Iterable[Any], kwargs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+        """A call's arguments by their names in the schema. Defaults are left out."""
+        return {**dict(zip(self.argument_names, args, strict=False)), **dict(kwargs)}
 
 
 aten = torch.ops.aten

@@ -349,7 +349,9 @@ class Take:
             for slot in node.outs
         }
         for node in self._nodes:
-            if node.facts.op is not AS_STRIDED or not _gives_offset(node):
+            if node.facts.op is not AS_STRIDED:
+                continue
+            if node.facts.named(node.args, node.kwargs).get("storage_offset") is None:
                 continue
             slot = node.view_of
             while slot in viewed:
@@ -622,15 +624,6 @@ class Take:
 
 
 AS_STRIDED = torch.ops.aten.as_strided.default
-
-
-def _gives_offset(node: Node) -> bool:
-    """Whether a call of `as_strided` says where the view begins."""
-    return (
-        len(node.args) > 3
-        and node.args[3] is not None
-        or any(name == "storage_offset" and value is not None for name, value in node.kwargs)
-    )
 
 
 def concrete(tensor: torch.Tensor) -> torch.Tensor | None:
