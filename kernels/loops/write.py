@@ -127,11 +127,7 @@ def _sinks(value: Value, memory: Memory, *, is_input: bool = False) -> Iterator[
                 start += part.size[value.dim] * memory.stride[value.dim]
         case Reshaped() if (shown := _seen_as(value, memory.stride)) is not None:
             yield from sinks(value.base, replace(memory, stride=shown))
-        case Input() if is_input and (f"in{value.number}", value.stride, value.start) == (
-            memory.name,
-            memory.stride,
-            memory.start,
-        ):
+        case Input(number=n) if is_input and Memory(f"in{n}", value.stride, value.start) == memory:
             pass  # a part that isn't written
         case _:
             yield Sink(value, memory, is_input)
@@ -363,8 +359,8 @@ class _Writer:
         return i
 
     def _is_apart(self, value: Reduced) -> bool:
-        """Whether later nests alone read a reduction, from memory: as those that are read elsewhere
-        than in their own row."""
+        """Whether only later nests read a reduction, from memory. So it is for one that is read
+        elsewhere than in its own row, and for all if there are many of these."""
         return value in self._apart or len(self._apart) > MOST_APART
 
     def _home(self, value: Value) -> int:
@@ -472,16 +468,10 @@ class _Writer:
         """As `torch_inductor.steps_of` describes them."""
         arguments = [f"in{i}" for i in range(len(self._segment.inputs))]
         arguments += [f"number{i}" for i in range(len(self._segment.scalars))]
-        steps: list[Any] = [
-            [
-                "allocate",
-                name,
-                _told(spec.size),
-                _told(spec.stride),
-                str(spec.dtype)[len("torch.") :],
-            ]
-            for name, spec in self._made.items()
-        ]
+        steps: list[Any] = []
+        for name, spec in self._made.items():
+            dtype = str(spec.dtype).removeprefix("torch.")
+            steps.append(["allocate", name, _told(spec.size), _told(spec.stride), dtype])
         dead = [name for name in [*arguments, *self._made] if name not in self._results]
         sizes = [[name] for name in self._symbols]
         steps.append(["kernel", 0, [*arguments, *self._made, *sizes], dead])
