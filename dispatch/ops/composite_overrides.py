@@ -43,10 +43,6 @@ def _svdvals(tensor: torch.Tensor, *, driver: str | None = None) -> Any:
     return aten._linalg_svd.default(tensor, False, False, driver=driver)[1]
 
 
-def _always(*_: Any, **__: Any) -> bool:
-    return True
-
-
 def _rank(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     """`matrix_rank(out=)`: for subclasses and in modes torch's own leaves `out` unwritten."""
     ranks = aten.linalg_matrix_rank(*args, **kwargs)
@@ -127,7 +123,7 @@ ROUTES: dict[OpOverload, Route] = {
     aten.linalg_svdvals.default: Route(_needs_no_gradient, _svdvals),
     aten.linalg_eigvals.default: Route(_needs_no_gradient, aten._linalg_eigvals.default),
     **{
-        getattr(aten.linalg_matrix_rank, overload): Route(_always, _rank)
+        getattr(aten.linalg_matrix_rank, overload): Route(lambda *_, **__: True, _rank)
         for overload in ("atol_rtol_tensor_out", "atol_rtol_float_out", "out", "out_tol_tensor")
     },
     aten.ctc_loss.IntList: Route(_takes_mean, _mean_ctc_loss),

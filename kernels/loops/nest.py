@@ -192,7 +192,7 @@ class Loops(NestText):
         """The lines of one pass: accumulators, loops, results of reductions, values of rows."""
         sinks = [sink for sink in self.nest.sinks if self._pass_of(sink) == number]
         reductions = [s.value for s in sinks if isinstance(s.value, Reduced) and s.memory is None]
-        totals = {one: self._total(one) for one in reductions}
+        totals = {one: Total(one, self.name("total"), *self._cells) for one in reductions}
         stores = [s for s in sinks if not self._is_row_sink(s) and s.memory is not None]
         lines = [line for total in totals.values() for line in total.declared()]
         lines += self._over_columns([line for t in totals.values() for line in t.begin()])
@@ -232,10 +232,6 @@ class Loops(NestText):
             else:
                 left += parts_of(value)
         return [*found]
-
-    def _total(self, reduction: Reduced) -> Total:
-        n, at = self._cells
-        return Total(reduction, self.name("total"), n, at)
 
     @property
     def _cells(self) -> tuple[int, str]:

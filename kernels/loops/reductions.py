@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -360,18 +361,12 @@ def _at_index(b: Builder, source: Value, dim: int, index: Value, *, spread: bool
     return Gathered(size, source.dtype, source, place, dim, is_spread=spread)
 
 
-def _gather(b: Builder, a: Arguments) -> Value:
-    source, index = a["self"], a["index"]
-    if not source.size or len(source.size) != len(index.size):
-        raise Declined("a 0-dim tensor that is indexed")
-    return _at_index(b, source, a["dim"] % len(source.size), index, spread=True)
-
-
-def _index_select(b: Builder, a: Arguments) -> Value:
+def _picked(b: Builder, a: Arguments, *, spread: bool) -> Value:
+    """`gather` if `spread`, else `index_select`."""
     source, index = a["self"], a["index"]
     if not source.size or not index.size:
         raise Declined("a 0-dim tensor that is indexed")
-    return _at_index(b, source, a["dim"] % len(source.size), index, spread=False)
+    return _at_index(b, source, a["dim"] % len(source.size), index, spread=spread)
 
 
 def _counts(b: Builder, a: Arguments) -> Value:
@@ -465,8 +460,8 @@ REDUCTIONS: dict[str, Rule] = {
     "binary_cross_entropy_backward": _binary_cross_entropy_backward,
     "aminmax": lambda b, a: [_reduce("min")(b, a), _reduce("max")(b, a)],
     "embedding": lambda b, a: _at_index(b, a["weight"], 0, a["indices"], spread=False),
-    "gather": _gather,
-    "index_select": _index_select,
+    "gather": partial(_picked, spread=True),
+    "index_select": partial(_picked, spread=False),
     "nll_loss_forward": _nll,
     "nll_loss_backward": _nll_backward,
 }  # fmt: skip

@@ -179,7 +179,9 @@ class _Writer:
         self._segment, self._n_threads, self._symbols = segment, n_threads, symbols
         self._results: list[str] = []
         self._made: dict[str, TensorSpec] = {}
-        self._check_inputs()
+        # those of a generic segment have no gaps
+        if not symbols and any(order_of(segment.inputs[i]) is None for i in segment.written):
+            raise Declined("a written input with gaps")
         self._values = values_of(segment)
         self._sinks = [*self._all_sinks()]
         # of results alone
@@ -292,12 +294,6 @@ class _Writer:
             for value, sinks in self._stored.items()
         }
         self._sinks = [piece for sink in self._sinks for piece in pieces.get(sink, (sink,))]
-
-    def _check_inputs(self) -> None:
-        # those of a generic segment have no gaps
-        for i in () if self._symbols else self._segment.written:
-            if order_of(self._segment.inputs[i]) is None:
-                raise Declined("a written input with gaps")
 
     def _make(self, name: str, spec: TensorSpec) -> Memory:
         self._made[name] = spec

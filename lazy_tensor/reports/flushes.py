@@ -228,9 +228,8 @@ def _specs(recorded: list[Node | Leaf]) -> dict[int, TensorSpec]:
         if isinstance(step, Leaf):
             specs[step.slot] = step.spec
         else:
-            for slot, spec in zip(step.outs, step.specs, strict=True):
-                if slot is not None and spec is not None:
-                    specs[slot] = spec
+            pairs = zip(step.outs, step.specs, strict=True)
+            specs.update({slot: spec for slot, spec in pairs if slot is not None and spec})
     return specs
 
 
