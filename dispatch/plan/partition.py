@@ -237,6 +237,7 @@ def whole_units(graph: Graph, fusible: Fusibility) -> list[Unit] | None:
     return units if are_safe else None
 
 
+@dataclass
 class _Groups:
     """Groups of connected fusible nodes of equal depth; every other node is alone.
 
@@ -250,23 +251,16 @@ class _Groups:
     views which no kernel can make. `parent` is a union-find forest of the groups.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        nodes: list[Node],
-        takes: list[bool],
-        depends: list[set[int]],
-        marks: Marks,
-        through: list[set[int]],
-    ) -> None:
-        self.graph = graph
-        self.nodes = nodes
-        self.takes = takes
-        self.depends = depends
-        self.marks = marks
-        self.through = through
-        self.depth = [0] * len(nodes)
-        self.parent = list(range(len(nodes)))
+    graph: Graph
+    nodes: list[Node]
+    takes: list[bool]
+    depends: list[set[int]]
+    marks: Marks
+    through: list[set[int]]
+
+    def __post_init__(self) -> None:
+        self.depth = [0] * len(self.nodes)
+        self.parent = list(range(len(self.nodes)))
 
     def find(self, i: int) -> int:
         """The number that stands for the group of node `i`; shortens the path to it."""

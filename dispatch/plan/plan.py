@@ -256,15 +256,14 @@ class Planner:
             self._need(slot)
         self._await_readers((node,))
         if node.issues:
+            waits = [self.waits[slot] for slot in node.makes if slot in self.waits]
             # One reduction is under way at a time, because its input stays in memory until then.
             if gives_less(node.facts.op):
                 for wait in self.reductions:
                     self._need(wait)
-                self.reductions = [self.waits[out] for out in node.outs if out in self.waits]
+                self.reductions = waits
             for slot in reads:
-                self.in_flight.setdefault(self.graph.root[slot], []).extend(
-                    self.waits[out] for out in node.outs if out in self.waits
-                )
+                self.in_flight.setdefault(self.graph.root[slot], []).extend(waits)
         self._add(Step(reads, node.makes, (node,), reason=self._reason(node)))
 
     def _add_segment(self, unit: Unit, fusion_of: FusionOf) -> None:

@@ -88,7 +88,7 @@ def run(trace: Trace, request: Request, reason: str, *, by_rule: bool = False) -
     trace.ran = request.op, trace.state
     start = perf_counter()
     if not all(is_plain(tensor) for tensor in request.tensors):
-        result = _run(trace, request, wraps=True)
+        result = _run(request, wraps=True)
     else:
         result = _careful(request, request.args, request.kwargs)
         if reason not in PLAIN_RESULT and not request.facts.is_view:
@@ -188,7 +188,7 @@ def run_cold(trace: Trace, request: Request) -> Any:
         if needs_care(request.op):
             return _careful(request, request.args, request.kwargs)
         return request.op(*request.args, **request.kwargs)
-    return _run(trace, request, wraps=not request.in_mode)
+    return _run(request, wraps=not request.in_mode)
 
 
 def compute(value: Value, cause: str) -> None:
@@ -237,7 +237,7 @@ def _data(tensor: torch.Tensor) -> torch.Tensor:
     return value.data
 
 
-def _run(trace: Trace, request: Request, *, wraps: bool) -> Any:
+def _run(request: Request, *, wraps: bool) -> Any:
     """Run the call on the data of its lazy tensors, which then follow what it did to the data."""
     facts = request.facts
     # The op may give the data another shape, which other tensors on the same value must not get.

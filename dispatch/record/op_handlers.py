@@ -143,9 +143,9 @@ def _sample(trace: Trace, request: Request) -> Handled:
 
 def _index(trace: Trace, request: Request) -> Handled:
     """Indexing: the size of the result depends on values if an index is a mask."""
-    masks = (t for t in request.tensors[1:] if t.dtype in (torch.bool, torch.uint8))
+    has_mask = any(t.dtype in (torch.bool, torch.uint8) for t in request.tensors[1:])
     reason = "an index is a mask, whose values say how many elements there are"
-    return _now(trace, request, reason) if any(True for _ in masks) else RECORD_IT
+    return _now(trace, request, reason) if has_mask else RECORD_IT
 
 
 def _wait(trace: Trace, request: Request) -> Handled:
@@ -197,11 +197,9 @@ def view_of_number(request: Request) -> Any:
 
 def record_again(request: Request, op: Any, *args: Any, **kwargs: Any) -> Any:
     """Record another op in place of the call, as if the call's owner had been given it."""
-    recorder = type(request.owner) if request.in_mode else request.owner
-    function = recorder.__torch_dispatch__
     if request.in_mode:
-        return function(request.owner, op, (), args, kwargs)
-    return function(op, (), args, kwargs)
+        return type(request.owner).__torch_dispatch__(request.owner, op, (), args, kwargs)
+    return request.owner.__torch_dispatch__(op, (), args, kwargs)
 
 
 HANDLERS: dict[Rule, Callable[[Trace, Request], Handled]] = {
