@@ -77,8 +77,7 @@ class Shown:
             start = base.start
             if self.name in ("select", "slice"):
                 start += self._first * base.stride[self._dim]
-            stride = self._stride(base, size)
-            return Input(size, dtype, base.number, stride, start)
+            return Input(size, dtype, base.number, self._stride(base, size), start)
         if self.name in _SAME_ORDER:
             return Reshaped(size, dtype, base)
         if self.name in _PERMUTED:

@@ -592,8 +592,7 @@ def _dropout(request: Request, local: torch.Tensor, spec: Any) -> Any:
     """Dropout as `op_handlers._dropout` records it, with this rank's part of the global mask."""
     p, trains = request.args[1], request.argument("train")
     if trains is False or local.numel() == 0:
-        result = request.op(local, p, trains)
-        return _wrap(result, spec)
+        return _wrap(request.op(local, p, trains), spec)
     mask = part_of(
         drawn(here.trace, Draw(request, like=request.args[0], zeroed=True, item=1)), spec[1]
     )
