@@ -167,6 +167,8 @@ _SETTINGS = {
     # `steps_of` reads the wrapper in Python
     "cpp_wrapper": False,
     "keep_output_stride": True,
+    # By default `x.bfloat16().float()` is left out as if it changed nothing (torch 2.13).
+    "emulate_precision_casts": True,
     # `Workers` has processes of its own
     "compile_threads": 1,
 }

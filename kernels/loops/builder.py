@@ -252,6 +252,9 @@ class Builder:
             "sum": "{0} + {1}", "product": "{0} * {1}", "max": "maximum({0}, {1})",
             "min": "minimum({0}, {1})",
         }[kind]  # fmt: skip
+        if kind == "sum" and value.dtype.is_floating_point:
+            # a sum begins with 0: that of negative zeros is positive
+            elements[0] = Computed(size, value.dtype, "0 + {0}", (elements[0],))
         return reduce(lambda a, b: Computed(size, value.dtype, text, (a, b)), elements)
 
 

@@ -97,12 +97,19 @@ def _remainder(b: Builder, a: Arguments) -> Value:
 def _floor_divide(b: Builder, a: Arguments) -> Value:
     left, has_other_sign = _remainders(b, a)
     step = partial(b.step, other=a["other"])
+    quotient = step(b.of("{0} / {1}", a["self"], a["other"]))
+    # where the quotient overflows, `fmod` gives NaN
+    overflows = b.test(
+        "(absolute({0}) == {1}) & (absolute({2}) != {1})", quotient, math.inf, a["self"]
+    )
+    divided = b.of(
+        "{0} ? {1} : {2}", overflows, a["self"], b.of("{0} - {1}", a["self"], step(left))
+    )
     # a whole number, but for the rounding of this division
-    whole = b.of("{0} / {1}", step(b.of("{0} - {1}", a["self"], step(left))), a["other"])
+    whole = b.of("{0} / {1}", step(divided), a["other"])
     whole = step(b.of("{1} ? {0} - 1 : {0}", step(whole), has_other_sign))
     floor = b.of("floor_of({0})", whole)
     floor = b.of("{0} - {1} > {2} ? {1} + 1 : {1}", whole, floor, 0.5)
-    quotient = step(b.of("{0} / {1}", a["self"], a["other"]))
     floor = b.of("{0} != 0 ? {1} : with_sign(0, {2})", whole, floor, quotient)
     return b.of("{0} == 0 ? {1} : {2}", a["other"], quotient, floor)
 

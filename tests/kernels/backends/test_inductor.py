@@ -143,6 +143,9 @@ CASES = {
     "divisions": (
         lambda x, n: (x.div(3, rounding_mode="trunc"), n // 3, n % -3),
         [X, torch.arange(-9, 9)], []),
+    "rounding": (
+        lambda x: (x - x.bfloat16().float(), x - x.half().float(), torch.erfinv(x)),
+        [seeded(8, 8)], []),
     "several threads": (
         lambda x, y: (torch.tanh(x * y).sum(), x.mul_(2) * y),
         [seeded(256, 512), seeded(256, 512)], []),

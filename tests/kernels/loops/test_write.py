@@ -442,6 +442,16 @@ CASES = {
         (SPECIAL,),
         (),
     ),
+    "sums of negative zeros": (
+        lambda x: tuple(1 / part.sum(1) for part in (x, x[:, :3], x[:, :1])),
+        (torch.full((9, 7), -0.0),),
+        (),
+    ),
+    "divisions that overflow": (
+        lambda x, y: (x // 0.5, x // y, x // -math.inf),
+        (torch.tensor([1.0, -1.0, math.inf]).repeat(9) * torch.finfo().max, torch.full((27,), 0.5)),
+        (),
+    ),
     "0-dim": (lambda x, s: (x * s, s.exp(), s + 1), (X, torch.tensor(0.7)), ()),
 }
 
