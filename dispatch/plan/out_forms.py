@@ -1,12 +1,13 @@
 """Takes calls with `out=` apart, so that they can be fused.
 
-In: a graph. Out: the graph with two calls in place of each of those that kernels can hold: the call
-without `out=`, and a copy of its result into `out`. Called for plans with kernels.
+In: a graph. Out: the graph with two calls in place of each of those that have something to be fused
+with: the call without `out=`, and a copy of its result into `out`. Called for plans with kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
@@ -22,25 +23,61 @@ COPY = facts_of(torch.ops.aten.copy_.default)
 
 def expand_out_forms(graph: Graph) -> Graph:
     """The graph with such calls taken apart; `graph` itself if nothing changes."""
-    first_new = 1 + max(graph.spec, default=0)
-    nodes = [
-        part
-        for i, node in enumerate(graph.nodes)
-        for part in (_parts(node, graph, first_new + i) if node.facts.is_out else [node])
-    ]
-    return graph if len(nodes) == len(graph.nodes) else with_nodes(graph, nodes)
+    if not any(node.facts.is_out for node in graph.nodes):
+        return graph
+    fusible = [node for node in graph.nodes if node.view_of is None and _is_fusible(node)]
+    made = Counter(root for node in fusible for root in _made(graph, node))
+    read = Counter(root for node in fusible for root in _read(graph, node))
+    new, nodes = 1 + max(graph.spec), list[Node]()
+    for node in graph.nodes:
+        # each of these counts the call itself once
+        is_met = any(
+            made[root] > (root in _made(graph, node)) for root in _read(graph, node)
+        ) or any(read[root] > (root in _read(graph, node)) for root in _made(graph, node))
+        if node.facts.is_out and is_met and _is_fusible(node):
+            nodes += _parts(node, graph, new)
+            new += 1
+        else:
+            nodes.append(node)
+    return with_nodes(graph, nodes)
 
 
-def _parts(node: Node, graph: Graph, new: int) -> Iterator[Node]:
-    """The call that gives a new tensor in the slot `new`, and the copy of it; or `node` itself."""
-    functional = functional_of(node.facts.op)
-    (out,) = node.writes
-    given = tuple((name, value) for name, value in node.kwargs if name != node.facts.writes[0])
-    spec = graph.spec[out]  # that of the new tensor, too: else the call isn't recorded
-    if functional is None or refuses(Call(functional, node.args, given, (spec,))) is not None:
-        yield node
-        return
-    yield replace(
-        node, facts=facts_of(functional), kwargs=given, outs=(new,), specs=(spec,), writes=()
+def _made(graph: Graph, node: Node) -> Collection[int]:
+    """The owners of the memory that a call makes or writes."""
+    return {graph.root[slot] for slot in (*node.outs, *node.writes) if slot is not None}
+
+
+def _read(graph: Graph, node: Node) -> Collection[int]:
+    """The owners of the memory that a call reads, without that of an `out` which it only writes."""
+    read = list(node.reads)
+    if node.facts.is_out:
+        read.remove(node.writes[0])
+    return {graph.root[slot] for slot in read}
+
+
+def _is_fusible(node: Node) -> bool:
+    op, specs = node.facts.op, node.specs
+    if node.facts.is_out:
+        op, specs = functional_of(op) or op, (None,)
+    return refuses(Call(op, node.args, _without_out(node), specs)) is None
+
+
+def _without_out(node: Node) -> tuple[tuple[str, object], ...]:
+    out = node.facts.writes[0] if node.facts.is_out else None
+    return tuple((name, value) for name, value in node.kwargs if name != out)
+
+
+def _parts(node: Node, graph: Graph, new: int) -> list[Node]:
+    """The call that gives a new tensor, in the slot `new`, and the copy of it into `out`."""
+    functional, (out,) = functional_of(node.facts.op), node.writes
+    assert functional is not None, "else it isn't recorded"
+    given = replace(
+        node,
+        facts=facts_of(functional),
+        kwargs=_without_out(node),
+        outs=(new,),
+        # what is recorded has an `out` like the new tensor (see `infer.OUT_DIFFERS`)
+        specs=(graph.spec[out],),
+        writes=(),
     )
-    yield replace(node, facts=COPY, args=(Ref(out), Ref(new)), kwargs=())
+    return [given, replace(node, facts=COPY, args=(Ref(out), Ref(new)), kwargs=())]
