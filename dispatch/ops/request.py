@@ -144,3 +144,10 @@ def scalar_refs(first: int) -> Callable[[Any], ScalarRef]:
         return ScalarRef(count - 1)
 
     return next_ref
+
+
+def record_again(request: Request, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Record another op in place of the call, as if the call's owner had been given it."""
+    if request.in_mode:
+        return type(request.owner).__torch_dispatch__(request.owner, op, (), args, kwargs)
+    return request.owner.__torch_dispatch__(op, (), args, kwargs)

@@ -30,7 +30,7 @@ from lazy_tensor.dispatch.metadata.infer import (
 )
 from lazy_tensor.dispatch.metadata.kernel_probe import corrected_by_probe
 from lazy_tensor.dispatch.metadata.shape_formulas import closed_form
-from lazy_tensor.dispatch.ops.request import Request, scalar_refs
+from lazy_tensor.dispatch.ops.request import Request, record_again, scalar_refs
 from lazy_tensor.dispatch.ops.rules import METADATA_FROM_RUN
 from lazy_tensor.dispatch.ops.schema import POWERS, functional_of
 from lazy_tensor.dispatch.record import moving_index
@@ -240,7 +240,7 @@ def _outcome(
     """
     facts = request.facts
     if facts.is_out:
-        return _outcome_of_out(trace, request)
+        return _outcome_of_out(trace, request, may_run=may_run)
     outcome = closed_form(facts, args, kwargs, metas)
     if outcome is not None:
         return outcome
@@ -271,13 +271,19 @@ def _outcome(
     return learn(key, outcome)
 
 
-def _outcome_of_out(trace: Trace, request: Request) -> Outcome:
-    """The outcome of a call with `out=`, by that of the same call without it."""
+def _outcome_of_out(trace: Trace, request: Request, *, may_run: bool) -> Outcome:
+    """The outcome of a call with `out=`, by that of the same call without it.
+
+    With `may_run` that call may run once to tell it, as in `_outcome`.
+    """
     functional, (out,) = functional_of(request.op), request.facts.writes
     assert functional is not None, "else the op isn't recorded (see `rules`)"
     others = {name: value for name, value in request.kwargs.items() if name != out}
     without_out = Request(request.owner, functional, request.args, others)
-    outcome = outcome_of_call(trace, without_out)
+    outcome = _outcome(trace, without_out, *numbered(without_out), may_run=may_run)
+    if outcome.runs_now is LEARNED:
+        record_again(request, functional, *request.args, **others)
+        outcome = outcome_of_call(trace, without_out)
     if outcome.runs_now is not None:
         return outcome
     (wanted,), given = outcome.outs, meta_of(request.labelled(out))

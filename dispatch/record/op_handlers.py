@@ -15,7 +15,7 @@ import torch
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import is_marked, is_recordable, meta_of
 from lazy_tensor.dispatch.ops.composite_overrides import ROUTES
-from lazy_tensor.dispatch.ops.request import Request
+from lazy_tensor.dispatch.ops.request import Request, record_again
 from lazy_tensor.dispatch.ops.rnn_layer import INFERENCE, TRAINING
 from lazy_tensor.dispatch.ops.rules import DRAWS, VIEWS_IN_PLACE, Rule, rule_from_schema, why_eager
 from lazy_tensor.dispatch.record import eager_fallback
@@ -193,13 +193,6 @@ def view_of_number(request: Request) -> Any:
     dtype = DTYPE_OF_NUMBER[type(number)]
     tensor = record_again(request, aten.scalar_tensor.default, number, dtype=dtype)
     return record_again(request, request.op, tensor, *others, **request.kwargs)
-
-
-def record_again(request: Request, op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Record another op in place of the call, as if the call's owner had been given it."""
-    if request.in_mode:
-        return type(request.owner).__torch_dispatch__(request.owner, op, (), args, kwargs)
-    return request.owner.__torch_dispatch__(op, (), args, kwargs)
 
 
 HANDLERS: dict[Rule, Callable[[Trace, Request], Handled]] = {

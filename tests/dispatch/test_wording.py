@@ -75,7 +75,10 @@ def test_plain_tensors_name_the_same_calls():
         (lambda x: x.unique(), "unique(): values decide the shape of its result"),
         (lambda x: x[x > 1], "aten.index.Tensor: an index is a mask, whose values say how many"),
         (lambda x: torch.multinomial(x, 2), "aten.multinomial.default: it draws random numbers"),
-        (lambda x: torch.add(x, 1, out=x), "aten.add.out: it writes into out="),
+        (
+            lambda x: torch.stack([x, x], out=x.new_empty(2, *x.shape)),
+            "aten.stack.out: it writes into out=",
+        ),
         (lambda x: x.resize_(1), "aten.resize_.default: it changes a tensor's shape or memory"),
     ],
 )
