@@ -22,6 +22,7 @@ from lazy_tensor.dispatch.tiering.policy import Policy
 from lazy_tensor.dispatch.torch_private import (
     call_by,
     called_by,
+    detach_computed_weights,
     import_for_subclasses,
     is_resizable,
     no_modes,
@@ -197,6 +198,7 @@ def _convert_module(
     `changes` says whether a tensor is converted. It is asked of each gradient by itself, which may
     be of another kind than its parameter: plain where nothing was recorded, or sparse.
     """
+    detach_computed_weights(module)
     # RNNs hold weak references to their weights, which `swap_tensors` doesn't accept
     with without_weak_references(module):
         for tensor in _tensors_of(module):

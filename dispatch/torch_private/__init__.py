@@ -94,6 +94,7 @@ from lazy_tensor.dispatch.torch_private.modules import (
     call_by as call_by,
     call_module as call_module,
     called_by as called_by,
+    detach_computed_weights as detach_computed_weights,
     hooks_of_all_modules as hooks_of_all_modules,
     is_parametrization_cached as is_parametrization_cached,
     without_weak_references as without_weak_references,

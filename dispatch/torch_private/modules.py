@@ -9,9 +9,25 @@ from typing import Any
 
 import torch
 from torch.nn.utils import parametrize
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.optim import optimizer
 
 from lazy_tensor.dispatch.torch_private.tensors import versions_kept
+
+
+def detach_computed_weights(module: torch.nn.Module) -> None:
+    """Take the graphs off weights that `weight_norm` and `prune` compute anew before each forward
+    pass: they hold the parameters that these are computed from."""
+    for part in module.modules():
+        for hook in part._forward_pre_hooks.values():
+            name: str | None = None
+            if isinstance(hook, WeightNorm):
+                name = hook.name
+            elif isinstance(hook, BasePruningMethod):
+                name = hook._tensor_name
+            if name is not None:
+                setattr(part, name, getattr(part, name).detach())
 
 
 @contextmanager

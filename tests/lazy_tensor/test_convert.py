@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 import torch
+from torch.nn.utils import prune, weight_norm
 
 from lazy_tensor import LazyTensor, is_lazy, is_pending, materialize, unwrap, wrap
 
@@ -17,6 +18,27 @@ def test_wrap_of_something_else_says_what_it_takes():
 def test_lazy_tensor_is_not_made_by_calling_it():
     with pytest.raises(TypeError, match=r"use lazy_tensor.wrap"):
         LazyTensor([1.0, 2.0])
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    "prepare", [weight_norm, lambda layer: prune.l1_unstructured(layer, "weight", 0.5)]
+)
+@pytest.mark.parametrize("way", [wrap, lambda model: unwrap(wrap(model))])
+def test_weights_that_are_computed_before_each_forward_pass(prepare, way):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    prepare(model[0])
+    eager = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    prepare(eager[0])
+    eager.load_state_dict(model.state_dict())
+    way(model)
+    for one in (eager, model):
+        optimizer = torch.optim.SGD(one.parameters(), 0.1)
+        for _ in range(3):
+            one(torch.ones(2, 4)).square().sum().backward()
+            optimizer.step()
+    for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        assert torch.equal(materialize(ours), theirs)
 
 
 def test_tied_weights_stay_tied():
