@@ -137,14 +137,16 @@ def recurrent() -> Step:
 
 def in_place() -> Step:
     total, ring = torch.zeros(16, 16), torch.zeros(4, 8, 16)
-    weight = torch.randn(16, 16)
+    weight, square = torch.randn(16, 16), torch.zeros(16, 16)
 
     @torch.no_grad()
     def step(x: torch.Tensor) -> Any:
         y = x @ weight
         ring[1].copy_(y)
         ring[2:] += 1
-        total.add_(y.t() @ y).tanh_()
+        torch.mm(y.t(), y, out=square)
+        torch.add(total, square, out=total)
+        torch.tanh(total, out=total)
         return total @ ring.sum(0).t()
 
     return step
