@@ -1,71 +1,17 @@
-"""Calls with `out=`, recorded as writes of `out`: the same results as eager's."""
+"""Calls with `out=`, recorded as writes of `out`: programs that keep their buffers.
+
+`tests/conformance/test_ops.py` compares all ops with `out=`.
+"""
 
 from __future__ import annotations
 
-import itertools
-import warnings
 from typing import Any
 
 import pytest
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 
 import lazy_tensor
 from lazy_tensor import lazy_mode, materialize, replay
-from lazy_tensor.dispatch.ops.rules import Rule, rule_of
-from lazy_tensor.dispatch.ops.schema import facts_of
-
-
-def is_recorded(name: str) -> bool:
-    """Whether a form of the aten op with `out=` is recorded."""
-    packet = getattr(torch.ops.aten, name, None)
-    forms = [getattr(packet, overload) for overload in packet.overloads()] if packet else []
-    return any(facts_of(op).is_out and rule_of(op) is Rule.RECORD for op in forms)
-
-
-RECORDED = [op for op in op_db if op.supports_out and is_recorded(op.aten_name)]
-OUTS = {
-    "alike": torch.zeros_like,
-    "transposed": lambda t: torch.zeros_like(t.mT.contiguous()).mT if t.dim() > 1 else t.clone(),
-    "with gaps": lambda t: t.new_zeros(*t.shape[:-1], 2 * t.shape[-1])[..., ::2] if t.dim() else t,
-    "of doubles": lambda t: torch.zeros_like(t, dtype=torch.float64),
-    "empty": lambda t: t.new_empty(0),
-}
-
-
-def result_of(op: Any, sample: Any, out: torch.Tensor) -> Any:
-    """What the call leaves in `out`; the type of its error if it raises one."""
-    try:
-        returned = op(sample.input, *sample.args, out=out, **sample.kwargs)
-    except Exception as error:
-        return type(error)
-    assert returned is out
-    return out.clone()
-
-
-@pytest.mark.recorded
-@pytest.mark.parametrize("op", RECORDED, ids=lambda op: op.formatted_name)
-def test_every_op_writes_what_eager_writes(op):
-    dtype = torch.float32 if op.supports_dtype(torch.float32, "cpu") else torch.int64
-    warnings.simplefilter("ignore")  # that `out` is resized
-    for sample in itertools.islice(op.sample_inputs("cpu", dtype), 2):
-        try:
-            given = op(sample.input, *sample.args, **sample.kwargs)
-        except RuntimeError:
-            continue
-        if not isinstance(given, torch.Tensor) or not given.numel() or given.is_sparse:
-            continue
-        for kind, make in OUTS.items():
-            want = result_of(op, sample, make(given))
-            for _ in range(2):
-                with lazy_mode():
-                    found = result_of(op, sample, make(given))
-                if not isinstance(want, torch.Tensor):
-                    assert found is want, kind
-                    continue
-                found = materialize(found)
-                assert found.stride() == want.stride(), kind
-                assert torch.equal(found.nan_to_num(), want.nan_to_num()), kind
 
 
 def buffers() -> Any:
