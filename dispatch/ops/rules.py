@@ -161,6 +161,10 @@ def rule_from_schema(facts: OpFacts) -> Rule:
     return Rule.EAGER if runs_now else Rule.RECORD
 
 
+WARN = frozenset({"aten::index_reduce", "aten::scatter"})
+"""Ops whose kernels warn: with `out=` they run at once, so that the warning comes with the call."""
+
+
 def _writes_like_in_place(op: OpOverload) -> bool:
     """Whether the op with `out=` is recorded as in-place ops are, if `out` is as the new tensor
     would be that the call gives without it.
@@ -170,6 +174,7 @@ def _writes_like_in_place(op: OpOverload) -> bool:
     functional = functional_of(op)
     return (
         functional is not None
+        and op._schema.name not in WARN
         and torch_private.is_structured(functional)
         and rule_of(functional) is Rule.RECORD
     )
