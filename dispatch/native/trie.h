@@ -39,7 +39,7 @@ struct OpInfo {
   std::vector<std::optional<Words>> defaults;
   std::vector<bool> is_number, writes;
   size_t n_positional = 0;
-  size_t returned = 0;    // the argument that it gives back, if it gives one back
+  size_t returned = 0;  // the argument that it gives back, if it gives one back
   bool is_view = false;  // its result shares its argument's memory
   bool is_copy = false;  // `copy_`
   bool is_item = false;  // it gives the number in its argument

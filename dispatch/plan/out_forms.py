@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from lazy_tensor.dispatch.ops.schema import facts_of, functional_of
-from lazy_tensor.dispatch.plan.graph import Graph, with_nodes
+from lazy_tensor.dispatch.plan.graph import Graph, may_fail, with_nodes
 from lazy_tensor.dispatch.trie.trace import Node
 from lazy_tensor.kernels.fusible import refuses
 from lazy_tensor.kernels.segment import Call, Ref
@@ -22,19 +22,28 @@ COPY = facts_of(torch.ops.aten.copy_.default)
 
 
 def expand_out_forms(graph: Graph) -> Graph:
-    """The graph with such calls taken apart; `graph` itself if nothing changes."""
-    if not any(node.facts.is_out for node in graph.nodes):
+    """The graph with such calls taken apart; `graph` itself if nothing changes.
+
+    A call that may raise stays whole: behind the error `out` has what its kernel wrote until then.
+    """
+    apart = [node for node in graph.nodes if node.facts.is_out and not may_fail(graph, node)]
+    if not apart:
         return graph
     fusible = [node for node in graph.nodes if node.view_of is None and _is_fusible(node)]
     made = Counter(root for node in fusible for root in _made(graph, node))
     read = Counter(root for node in fusible for root in _read(graph, node))
+
+    def has_company(node: Node) -> bool:
+        """Whether another call that can be fused makes what `node` reads or reads what it makes."""
+        its_made, its_read = _made(graph, node), _read(graph, node)
+        return any(made[root] > (root in its_made) for root in its_read) or any(
+            read[root] > (root in its_read) for root in its_made
+        )
+
+    taken = {id(node) for node in apart if _is_fusible(node) and has_company(node)}
     new, nodes = 1 + max(graph.spec), list[Node]()
     for node in graph.nodes:
-        # each of these counts the call itself once
-        is_met = any(
-            made[root] > (root in _made(graph, node)) for root in _read(graph, node)
-        ) or any(read[root] > (root in _read(graph, node)) for root in _made(graph, node))
-        if node.facts.is_out and is_met and _is_fusible(node):
+        if id(node) in taken:
             nodes += _parts(node, graph, new)
             new += 1
         else:

@@ -81,3 +81,22 @@ def test_autograd_counts_the_write():
             y.sum().backward()
         with pytest.raises(RuntimeError, match="requires grad"):
             torch.add(x, 1, out=out)
+
+
+@pytest.mark.recorded
+@pytest.mark.parametrize("compiles", ["off", "blocking"])
+def test_what_was_written_before_an_error_is_there(compiles):
+    options = {"backend": "aten"} if compiles == "off" else {"backend": "inductor"}
+    total, divisor, kept = torch.arange(3) + 5, torch.tensor([1, 2, 0]), list[torch.Tensor]()
+
+    def divide() -> None:
+        kept[:] = [torch.zeros(3, dtype=torch.int64)]
+        torch.div(total + 0, divisor, rounding_mode="floor", out=kept[0])
+
+    for _ in range(3):
+        with (
+            pytest.raises(RuntimeError, match="ZeroDivisionError"),
+            lazy_mode(compile=compiles, **options),
+        ):
+            divide()
+        assert materialize(kept[0]).tolist() == [5, 3, 0]
