@@ -84,9 +84,11 @@ def test_autograd_counts_the_write():
 
 
 @pytest.mark.recorded
-@pytest.mark.parametrize("compiles", ["off", "blocking"])
-def test_what_was_written_before_an_error_is_there(compiles):
-    options = {"backend": "aten"} if compiles == "off" else {"backend": "inductor"}
+@pytest.mark.parametrize(
+    "options",
+    [{"backend": "aten", "compile": "off"}, {"backend": "inductor", "compile": "blocking"}],
+)
+def test_what_was_written_before_an_error_is_there(options: Any):
     total, divisor, kept = torch.arange(3) + 5, torch.tensor([1, 2, 0]), list[torch.Tensor]()
 
     def divide() -> None:
@@ -96,7 +98,7 @@ def test_what_was_written_before_an_error_is_there(compiles):
     for _ in range(3):
         with (
             pytest.raises(RuntimeError, match="ZeroDivisionError"),
-            lazy_mode(compile=compiles, **options),
+            lazy_mode(**options),
         ):
             divide()
         assert materialize(kept[0]).tolist() == [5, 3, 0]
