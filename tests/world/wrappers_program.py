@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -31,6 +31,14 @@ def ddp_hooked(model):
     """Its gradients are communicated by Python, as halves."""
     wrapped = DistributedDataParallel(model, find_unused_parameters=True)
     wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return wrapped, torch.optim.SGD(model.parameters(), 0.1)
+
+
+def ddp_in_threads(model):
+    """Its hook multiplies into buffers, and goes on in another thread."""
+    wrapped = DistributedDataParallel(model)
+    state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+    wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     return wrapped, torch.optim.SGD(model.parameters(), 0.1)
 
 
@@ -67,7 +75,7 @@ def tied_for_torch(model):
     return model, torch.optim.AdamW(model.parameters(), 0.01)
 
 
-WRAPPERS = {f.__name__: (f, f) for f in (ddp, ddp_views, ddp_hooked, zero, fsdp1)}
+WRAPPERS = {f.__name__: (f, f) for f in (ddp, ddp_views, ddp_hooked, ddp_in_threads, zero, fsdp1)}
 WRAPPERS["fsdp2"] = fsdp2(fully_shard), fsdp2(lazy_tensor.sharding.fully_shard)
 WRAPPERS["fsdp2_tied"] = tied_for_torch, tied
 
