@@ -39,7 +39,7 @@ class Outcome:
     container: type = tuple
 
 
-OUT_DIFFERS = "its out= is no tensor of the size, strides and dtype of what it gives"
+OUT_DIFFERS = "its out= has another size, other strides or another dtype than its result"
 """The reason of a call that resizes its `out`, casts to it, or raises."""
 LEARNED = "it runs once to tell the metadata of what it gives"
 """The reason of an op that runs now and is recorded from then on. Fake tensors would tell its

@@ -161,20 +161,20 @@ def rule_from_schema(facts: OpFacts) -> Rule:
     return Rule.EAGER if runs_now else Rule.RECORD
 
 
-WARN = frozenset({"aten::index_reduce", "aten::scatter"})
+WARN_IN_KERNELS = frozenset({"aten::index_reduce", "aten::scatter"})
 """Ops whose kernels warn: with `out=` they run at once, so that the warning comes with the call."""
 
 
 def _writes_like_in_place(op: OpOverload) -> bool:
-    """Whether the op with `out=` is recorded as in-place ops are, if `out` is as the new tensor
-    would be that the call gives without it.
+    """Whether calls of this op with `out=` are recorded, as writes of `out`.
 
-    So it is for structured ops: one shape function and one kernel serve both forms.
+    Those of structured ops are: one shape function and one kernel serve the forms with and without
+    `out=`. `extend_trie` compares the metadata of `out` with that of the result.
     """
     functional = functional_of(op)
     return (
         functional is not None
-        and op._schema.name not in WARN
+        and op._schema.name not in WARN_IN_KERNELS
         and torch_private.is_structured(functional)
         and rule_of(functional) is Rule.RECORD
     )

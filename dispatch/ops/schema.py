@@ -122,8 +122,10 @@ def _returned_argument(arguments: list[Argument], returns: list[Any]) -> int | N
 
 @cache
 def functional_of(op: OpOverload) -> OpOverload | None:
-    """The op that takes the same arguments but for the one `out`, and gives a new tensor; None if
-    there is none."""
+    """The overload without `out`, which takes the other arguments and gives a new tensor.
+
+    None if there is none, or if the op has no `out` or several.
+    """
     given = [argument for argument in op._schema.arguments if not argument.is_out]
     if len(op._schema.returns) != 1 or len(given) + 1 != len(op._schema.arguments):
         return None

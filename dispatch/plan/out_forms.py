@@ -7,8 +7,8 @@ with: the call without `out=`, and a copy of its result into `out`. Called for p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import replace
+from itertools import chain
 
 import torch
 
@@ -26,67 +26,55 @@ def expand_out_forms(graph: Graph) -> Graph:
 
     A call that may raise stays whole: behind the error `out` has what its kernel wrote until then.
     """
-    apart = [node for node in graph.nodes if node.facts.is_out and not may_fail(graph, node)]
-    if not apart:
+    first_new = 1 + max(graph.spec, default=0)
+    parts = {
+        id(node): _parts(node, graph, first_new + i)
+        for i, node in enumerate(graph.nodes)
+        if node.facts.is_out and not may_fail(graph, node)
+    }
+    if not parts:
         return graph
-    fusible = [node for node in graph.nodes if node.view_of is None and _is_fusible(node)]
-    made = Counter(root for node in fusible for root in _made(graph, node))
-    read = Counter(root for node in fusible for root in _read(graph, node))
+    # of each call that can be fused: the memory that it makes or writes, and reads, by its owners
+    made: dict[int, set[int]] = {}
+    read: dict[int, set[int]] = {}
+    for node in graph.nodes:
+        one = parts.get(id(node), (node,))[0]
+        if (
+            one.view_of is None
+            and refuses(Call(one.facts.op, one.args, one.kwargs, one.specs)) is None
+        ):
+            made[id(node)] = {graph.root[slot] for slot in (*node.makes, *node.writes)}
+            read[id(node)] = {graph.root[slot] for slot in one.reads}
+    n_made, n_read = (Counter(chain.from_iterable(of.values())) for of in (made, read))
 
-    def has_company(node: Node) -> bool:
-        """Whether another call that can be fused makes what `node` reads or reads what it makes."""
-        its_made, its_read = _made(graph, node), _read(graph, node)
-        return any(made[root] > (root in its_made) for root in its_read) or any(
-            read[root] > (root in its_read) for root in its_made
+    def has_company(key: int) -> bool:
+        """Whether another of these calls makes what this one reads, or reads what it makes."""
+        return any(n_made[root] > (root in made[key]) for root in read[key]) or any(
+            n_read[root] > (root in read[key]) for root in made[key]
         )
 
-    taken = {id(node) for node in apart if _is_fusible(node) and has_company(node)}
-    new, nodes = 1 + max(graph.spec), list[Node]()
-    for node in graph.nodes:
-        if id(node) in taken:
-            nodes += _parts(node, graph, new)
-            new += 1
-        else:
-            nodes.append(node)
-    return with_nodes(graph, nodes)
+    taken = {key for key in parts if key in made and has_company(key)}
+    return with_nodes(
+        graph,
+        [
+            part
+            for node in graph.nodes
+            for part in (parts[id(node)] if id(node) in taken else (node,))
+        ],
+    )
 
 
-def _made(graph: Graph, node: Node) -> Collection[int]:
-    """The owners of the memory that a call makes or writes."""
-    return {graph.root[slot] for slot in (*node.outs, *node.writes) if slot is not None}
-
-
-def _read(graph: Graph, node: Node) -> Collection[int]:
-    """The owners of the memory that a call reads, without that of an `out` which it only writes."""
-    read = list(node.reads)
-    if node.facts.is_out:
-        read.remove(node.writes[0])
-    return {graph.root[slot] for slot in read}
-
-
-def _is_fusible(node: Node) -> bool:
-    op, specs = node.facts.op, node.specs
-    if node.facts.is_out:
-        op, specs = functional_of(op) or op, (None,)
-    return refuses(Call(op, node.args, _without_out(node), specs)) is None
-
-
-def _without_out(node: Node) -> tuple[tuple[str, object], ...]:
-    out = node.facts.writes[0] if node.facts.is_out else None
-    return tuple((name, value) for name, value in node.kwargs if name != out)
-
-
-def _parts(node: Node, graph: Graph, new: int) -> list[Node]:
+def _parts(node: Node, graph: Graph, new: int) -> tuple[Node, ...]:
     """The call that gives a new tensor, in the slot `new`, and the copy of it into `out`."""
-    functional, (out,) = functional_of(node.facts.op), node.writes
+    functional, (out,), (name,) = functional_of(node.facts.op), node.writes, node.facts.writes
     assert functional is not None, "else it isn't recorded"
     given = replace(
         node,
         facts=facts_of(functional),
-        kwargs=_without_out(node),
+        kwargs=tuple(one for one in node.kwargs if one[0] != name),
         outs=(new,),
-        # what is recorded has an `out` like the new tensor (see `infer.OUT_DIFFERS`)
+        # A call is recorded only if its `out` has the metadata of the new tensor.
         specs=(graph.spec[out],),
         writes=(),
     )
-    return [given, replace(node, facts=COPY, args=(Ref(out), Ref(new)), kwargs=())]
+    return given, replace(node, facts=COPY, args=(Ref(out), Ref(new)), kwargs=())

@@ -83,7 +83,8 @@ def run(trace: Trace, request: Request, reason: str, *, by_rule: bool = False) -
     # The region ends before the flush, which sees by `trace.begun` that it runs a whole region.
     if sync_points.is_sync_point(request):
         sync_points.at_op(trace)
-    # What follows a collective, as a hook of DistributedDataParallel's, may run in another thread.
+    # Another thread may go on behind a collective, as hooks of DistributedDataParallel do, and read
+    # what is pending here.
     may_go_on_elsewhere = request.op.namespace == "c10d" and trace.state is not trace.root
     if may_go_on_elsewhere or sees_pending(trace, request.tensors):
         flush(trace, call_name(request.op))
