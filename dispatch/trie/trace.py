@@ -129,8 +129,9 @@ class State(dict[tuple[Any, ...], "State"]):
 
     A state also says what led to it: `parent` by `key`, with the call or the leaf in `step`; and
     what the call gives. `kind` says how its result is made, `meta` has `make_wrapper`'s arguments
-    for it, `slot` its place, `layout` the layouts of sharded results. `n_slots`, `n_scalars`,
-    `n_ops` and `n_bytes` count from the root to here.
+    for it, `slot` its place, `layout` the layouts of sharded results. If the call gives an argument
+    back, `meta` is the name of that, None for the first. `n_slots`, `n_scalars`, `n_ops` and
+    `n_bytes` count from the root to here.
     """
 
     __slots__ = ("call", "closes", "counts_writes", "edges", "ends_turn", "generic", "key", "kind",
