@@ -88,6 +88,8 @@ def run(suite: Suite, source: Path, way: str, results: Path, name: str, seconds:
             except subprocess.TimeoutExpired:
                 process.kill()  # in C++, or in an exit, where pytest's own timeout doesn't reach it
                 status = process.wait()
+        if status == pytest.ExitCode.USAGE_ERROR:
+            raise RuntimeError(f"pytest ran nothing of {name}:\n{Path(log.name).read_text()}")
         if 0 <= status <= max(pytest.ExitCode):
             return
 

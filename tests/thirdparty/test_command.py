@@ -99,3 +99,9 @@ def test_every_suite_of_which_something_is_expected_is_listed():
     expected = outcomes.expected()
     assert set(expected) <= set(read_suites(HERE / "suites.toml"))
     assert all(why for tests in expected.values() for why in tests.values())
+
+
+def test_options_that_pytest_refuses_are_an_error(tmp_path):
+    suite = SUITE | {"args": ["--no-such-option"]}
+    with pytest.raises(RuntimeError, match=r"ran nothing of other:[^$]*--no-such-option"):
+        run(suite, tmp_path, "eager", tmp_path, "other", 60.0)
