@@ -8,8 +8,10 @@ the values read, or an obstacle: the first thing that keeps the call from being 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any
 
@@ -177,7 +179,8 @@ class Tape:
         self.obstacle: str | None = None
         self.draws: list[tuple[Draw, torch.Tensor]] = []
         self.reads: list[Read] = []
-        self.numbers = NumberLog(self._calls_ops)
+        # The log asks only while the tape runs. A cycle would keep all that was drawn.
+        self.numbers = NumberLog(partial(Tape._calls_ops, weakref.proxy(self)))
         self.kept: frozenset[str] = frozenset()
         """Names under which numbers are kept for the next call."""
         self.of_users: frozenset[str] = frozenset()

@@ -8,6 +8,7 @@ called by `replay`. This file decides once what each replay has to do, and handl
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -149,14 +150,14 @@ class CapturedCall:
         fields = {
             "plan": plan,
             "scalars": list(outline.scalars),
-            "ask_reads": self._check_reads if computes_first else None,
-            "run_otherwise": self._run_otherwise,
+            "ask_reads": self._later(CapturedCall._check_reads) if computes_first else None,
+            "run_otherwise": self._later(CapturedCall._run_otherwise),
             "runs_otherwise": cuda_graphs,
-            "fail": self._fail,
-            "account": self._account,
+            "fail": self._later(CapturedCall._fail),
+            "account": self._later(CapturedCall._account),
             "note_writes": watch.note_writes,
             "share": partial(_share, shared) if shared else None,
-            "put": self._put,
+            "put": self._later(CapturedCall._put),
             "targets": self._targets(),
             "n_renewed": self._n_renewed,
         }
@@ -164,6 +165,11 @@ class CapturedCall:
         fields |= self._sources(take)
         fields |= self._results(gives_plain=gives_plain)
         self._native: Any = hits.loaded.CapturedCall(fields)
+
+    def _later(self, method: Callable[..., Any], *args: Any) -> Callable[..., Any]:
+        """A method for C++ to call, by a weak reference: so a dropped call is freed at once, with
+        the tensors that it holds."""
+        return partial(method, weakref.proxy(self), *args)
 
     def _note_numbers(self, take: Take, before: Outline) -> None:
         now, counts = take.outline, (take.outline.counts, before.counts)
@@ -301,7 +307,7 @@ class CapturedCall:
             return Way("gradient", holding.holder, number=self._argument_of.get(name, -1))
         if type(holding.holder) in DICTS:
             return Way("item", holding.holder, holding.keys[key])
-        return Way("ask", partial(self._look_up, place))
+        return Way("ask", self._later(CapturedCall._look_up, place))
 
     # Where results go
 
@@ -383,7 +389,7 @@ class CapturedCall:
             "instances": take.after.instances,
             "watch_list": self._fixed.for_native,
             "watch_asks_always": bool(self._fixed.others),
-            "ask_watch": self._check_fixed,
+            "ask_watch": self._later(CapturedCall._check_fixed),
             "autograd_fields": autograd_fields,
             "open_fields": open_fields,
             "watched": watched,
@@ -494,7 +500,7 @@ class CapturedCall:
                 return Way("ask", lambda _: torch_private.copy_of(constant))
             return Way("object", constant)
         if source.is_copy or source.view is not None:
-            return Way("ask", partial(self._on_memory, source))
+            return Way("ask", self._later(CapturedCall._on_memory, source))
         if source.kind == "argument":
             return Way("argument", number=source.name)
         if source.name in self._at_open:
@@ -534,7 +540,7 @@ class CapturedCall:
             place: computes(text) for i, (place, text, _) in self._kept.items() if text != f"r[{i}]"
         }
         if self._computed or self._left_numbers:
-            structure = partial(self._with_computed, structure)
+            structure = self._later(CapturedCall._with_computed, structure)
         elif outline.structure.is_leaf():
             structure = None
         elif torch_private.is_flat_list(outline.structure):
@@ -567,9 +573,9 @@ class CapturedCall:
             is_list = one.kind == "leaf list"
             return "ask", 0, lambda leaves: number_in(leaves[one.name], is_list=is_list), None
         if one.kind == "number argument":
-            return "ask", 0, lambda _: self._given_numbers[one.name], None
+            return "ask", 0, self._later(CapturedCall._given_number, one.name), None
         if one.kind == "kept":
-            return "ask", 0, lambda _: self._look_up(one.name, []), None
+            return "ask", 0, self._later(CapturedCall._look_up, one.name), None
         if one.kind == "computed":
             return "place", 0, Way("object"), None  # when all numbers are there
         if one.kind == "again":
@@ -601,6 +607,10 @@ class CapturedCall:
         if original.kind == "again":
             return original.name, Way("object"), creation
         return -1, self._way_to_known(original), creation
+
+    def _given_number(self, i: int, _: Tensors) -> float:
+        """The `i`-th number among the arguments of the call that runs."""
+        return self._given_numbers[i]
 
     def _with_computed(self, put_together: Callable[[list[Any]], Any], found: list[Any]) -> Any:
         """What the call returns, some of it computed by Python from numbers that lie behind it; and
