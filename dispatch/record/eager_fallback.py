@@ -51,6 +51,9 @@ from lazy_tensor.kernels.logs import FALLBACKS
 PLAIN_RESULT = frozenset({ALL_TINY, SHARES_MEMORY})
 """Reasons for which a call on plain tensors gives plain tensors, as in eager."""
 
+RESIZES = frozenset({torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default})
+"""With calls that have `out=`, those that may give a tensor larger memory. torch's kernels leave
+memory that a snapshot shares in a state in which the next write fails."""
 EXPECTED = frozenset({ALL_TINY, "debug", LEARNED, OUT_DIFFERS})
 """Reasons that don't count as fallbacks, because the call had best run at once.
 
@@ -133,6 +136,10 @@ def _careful(request: Request, args: Any, kwargs: Any) -> Any:
 
     The result is the op's own. Modes and tensor classes still see ops that its kernel calls.
     """
+    if request.facts.is_out or request.op in RESIZES:
+        for tensor in request.written():
+            if tensor.layout is torch.strided:
+                torch_private.stop_sharing(_data(tensor))
     with torch_private.kernels_only(dispatches=True):
         result = request.op(*args, **kwargs)
     # below autograd nobody else counts the writes of an in-place foreach op

@@ -76,6 +76,7 @@ from lazy_tensor.dispatch.torch_private.modes import (
     TorchDispatchMode as TorchDispatchMode,
     are_modes_put_aside as are_modes_put_aside,
     below_autograd as below_autograd,
+    is_in_vmap as is_in_vmap,
     is_innermost_mode as is_innermost_mode,
     is_mode_entered as is_mode_entered,
     is_own_mode_entered as is_own_mode_entered,
@@ -86,6 +87,7 @@ from lazy_tensor.dispatch.torch_private.modes import (
     no_inference as no_inference,
     no_modes as no_modes,
     only_mode_is as only_mode_is,
+    outside_vmap as outside_vmap,
     pop_mode as pop_mode,
     push_mode as push_mode,
 )

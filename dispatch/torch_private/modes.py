@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,6 +23,9 @@ below_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowADInplaceOrView
 
 no_dispatch: Callable[[], Any] = torch._C._DisableTorchDispatch
 """Context manager: neither modes nor tensor subclasses see ops."""
+
+
+_VMAP: Any = torch._C._parse_dispatch_key("VmapMode")
 
 
 def no_inference() -> AbstractContextManager[Any]:
@@ -111,6 +114,25 @@ def only_mode_is(own: type[Any]) -> bool:
         and torch._C._functorch.maybe_current_level() is None
         and forward_ad._current_level < 0
     )
+
+
+def is_in_vmap() -> bool:
+    """Whether a `vmap` or another transform of `torch.func` is active, or the `vmap` of a backward
+    pass with `is_grads_batched`, which has a dispatch key."""
+    is_one = torch._C._functorch.maybe_current_level() is not None
+    return is_one or torch._C._dispatch_tls_local_include_set().has(_VMAP)
+
+
+@contextmanager
+def outside_vmap() -> Iterator[None]:
+    """None of these sees ops inside."""
+    with ExitStack() as entered:
+        entered.enter_context(torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_VMAP)))
+        if torch._C._functorch.maybe_current_level() is not None:
+            from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+            entered.enter_context(temporarily_clear_interpreter_stack())
+        yield
 
 
 def is_watched(own: type[Any], *, saves: bool) -> str | None:

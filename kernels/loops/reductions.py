@@ -19,7 +19,7 @@ from lazy_tensor.kernels.loops.values import Gathered, Place, Reshaped, Value
 Arguments = dict[str, Any]
 Rule = Callable[[Builder, Arguments], "Value | list[Value | None]"]
 
-_INTEGERS = Builder(torch.int64)
+_INTEGERS, _DOUBLES = Builder(torch.int64), Builder(torch.float64)
 
 
 def _as_asked(b: Builder, losses: Value, reduction: int) -> Value:
@@ -81,18 +81,23 @@ def _most(kind: str) -> Rule:
     return rule
 
 
-def _variance(b: Builder, a: Arguments) -> Value:
-    x, dims = a["self"], a.get("dim")
+def _variance(b: Builder, a: Arguments, text: str = "{0} / {1}") -> Value:
+    """A variance or, by another `text`, a deviation. It is computed in doubles, as eager's: squares
+    of floats may overflow where the deviation doesn't."""
+    x, dims = _DOUBLES.cast(a["self"], torch.float64), a.get("dim")
     correction = a["unbiased"] if "unbiased" in a else a.get("correction")
     correction = 1 if correction is None else correction
     if isinstance(correction, float) and correction.is_integer():
         correction = int(correction)
-    mean, squares = _moments(b, x, dims)
+    mean, squares = _moments(_DOUBLES, x, dims)
     n = math.prod(x.size) // math.prod(mean.size)
     if not isinstance(correction, (int, float)) or n <= correction:
         raise Declined("too few numbers for a variance")
-    found = b.of("{0} / {1}", squares, n - correction)
+    found = b.cast(_DOUBLES.of(text, squares, n - correction), b.dtype)
     return found if a.get("keepdim", False) else squeezed(found, dims)
+
+
+_deviation = partial(_variance, text="square_root({0} / {1})")
 
 
 def _layer_norm(b: Builder, a: Arguments) -> list[Value | None]:
@@ -417,7 +422,7 @@ REDUCTIONS: dict[str, Rule] = {
     "argmin": _place_of("min"),
     "prod": _reduce("product"),
     "var": _variance,
-    "std": lambda b, a: b.of("square_root({0})", _variance(b, a)),
+    "std": _deviation,
     "native_layer_norm": _layer_norm,
     "_softmax": _softmax,
     "_log_softmax": _log_softmax,
@@ -426,7 +431,7 @@ REDUCTIONS: dict[str, Rule] = {
     "all": _all_or_any("min"),
     "any": _all_or_any("max"),
     "var_mean": lambda b, a: [_variance(b, a), _reduce("mean")(b, a)],
-    "std_mean": lambda b, a: [b.of("square_root({0})", _variance(b, a)), _reduce("mean")(b, a)],
+    "std_mean": lambda b, a: [_deviation(b, a), _reduce("mean")(b, a)],
     "linalg_vector_norm": _norm,
     "norm": _norm,
     "logsumexp": _logsumexp,

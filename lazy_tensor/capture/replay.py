@@ -556,6 +556,8 @@ def _remedy(obstacle: str) -> str:
 _REMEDIES = {
     ".grad`, which a replay would not": "call backward() inside the function, or return what is "
     "detached",
+    "_rebuild_buckets()": "DistributedDataParallel's code can't be replayed; call replay(model) "
+    "before the model is given to it, and replay(optimizer.step)",
     "torch.linalg's check for errors": "inv_ex, solve_ex and cholesky_ex make none",
     "another value at each call": "a number that changes may only be computed with, compared and "
     "given to ops; do all else where the function is called, or pass a tensor",

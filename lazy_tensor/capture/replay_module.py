@@ -561,7 +561,10 @@ class _Run:
         """The gradients without a graph, by a plan where there is one."""
         captured, module = self.captured, self.module
         arguments = (saved, given)
-        if captured is None:
+        is_in_vmap = torch_private.is_in_vmap()  # no plan runs on gradients that stand for many
+        if is_in_vmap and self.graph is None:
+            self.graph = self._made_again(saved)
+        if captured is None or is_in_vmap:
             return list(map(_plain, self._by(module.backward.recorded, arguments, {})))
         if captured.companion is None:
             captured.companion = module.new_backward()
@@ -603,6 +606,7 @@ class _Run:
             torch_private.attributes_kept(module),
             torch_private.generators_at(self.states),
             torch_private.autocast_as(self.autocast),
+            torch_private.outside_vmap(),
             recording(),
             torch.enable_grad(),
         ):

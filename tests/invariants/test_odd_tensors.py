@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lazy_tensor import is_pending, lazy_mode, wrap
+from lazy_tensor import is_pending, lazy_mode, materialize, wrap
 from tests.invariants.compare import WAYS, assert_agrees
 
 each_way = pytest.mark.parametrize("way", WAYS)
@@ -117,6 +117,18 @@ PROGRAMS = [
     squeezed_in_place, swapped, empty_arithmetic, empty_writes, empty_selections, empty_shapes,
     scalars, written_scalars, typed_scalars, scalars_as_indices,
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("grow", [
+    lambda x: x.resize_(5), lambda x: x.resize_as_(torch.ones(5)),
+    lambda x: torch.cat([torch.ones(5)], out=x.resize_(0)),
+])  # fmt: skip
+def test_a_plain_tensor_grows_after_a_pending_call_has_read_it(grow):
+    with lazy_mode(record="always"):
+        x = materialize(torch.ones(3))
+        y = x.clone()
+        grow(x).fill_(2)
+    assert (x.tolist(), y.tolist()) == ([2.0] * 5, [1.0] * 3)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)

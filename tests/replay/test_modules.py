@@ -1074,3 +1074,21 @@ def test_gradients_of_torch_func_inside():
         assert torch.allclose(found, expected)
         grads: Any = lazy.weight.grad, model.weight.grad
         assert torch.allclose(*grads)
+
+
+@pytest.mark.parametrize("is_batched", [False, True])
+def test_backward_in_a_vmap_runs_a_forward_that_draws_again_outside_of_it(is_batched):
+    lazy = nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.2))
+    model = copy.deepcopy(lazy)
+    replay(lazy)
+    many = torch.eye(6).view(6, 2, 3)
+    for i in range(8):
+        x = torch.randn(2, 6)
+        found: list[Any] = []
+        for net in (model, lazy):
+            torch.manual_seed(i)
+            y, weight = net(x), next(net.parameters())
+            found += torch.autograd.grad(y[0, 0], weight, retain_graph=True)
+            of_one = partial(torch.autograd.grad, y, weight, retain_graph=True)
+            found += of_one(many, is_grads_batched=True) if is_batched else torch.vmap(of_one)(many)
+        torch.testing.assert_close(found[2:], found[:2])

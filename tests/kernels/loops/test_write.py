@@ -696,6 +696,14 @@ def test_sums_are_as_accurate_as_eagers(record):
     assert abs(found.item() - x.double().sum().item()) <= 0.01
 
 
+@pytest.mark.parametrize("scale", [1e-24, 1e19])
+def test_deviations_are_computed_in_doubles(record, scale):
+    x = X * scale
+    found = kernel_of(record(lambda x: ((x * 1).std(1), (x * 1).std()), [x]).segment)([x], [])
+    expected = x.double().std(1).float(), x.double().std().float()
+    torch.testing.assert_close(tuple(found), expected, rtol=1e-6, atol=0)
+
+
 def test_threads_add_up_in_the_same_order_each_time(record, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     x = seeded(1 << 17).double().exp()
