@@ -45,12 +45,12 @@ from lazy_tensor.kernels.loops.values import (
 )
 
 MOST_ADDED = 64
-"""The most float32 numbers that are added one to another in float32."""
+"""The most numbers that one float32 accumulator adds up; longer sums are in double."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Where the elements of a value lie: the C name of an array, strides, and the first element."""
+    """The array that holds a value: its C name, strides, and the offset of the first element."""
 
     name: str
     stride: tuple[int, ...]
@@ -62,23 +62,25 @@ class Memory:
 
 @dataclass(eq=False)
 class Sink:
-    """Something that a nest computes: a reduction, or a value that it stores in `memory`."""
+    """What a nest computes: a reduction, or a value that it stores in `memory`."""
 
     value: Value
     memory: Memory | None
-    # an input is stored in the last pass, when all of it has been read
+    # an input is stored in the last pass, after all reads of it
     is_input: bool = False
 
     @property
     def over(self) -> tuple[int, ...]:
-        """The sizes of the tensor over which it loops."""
+        """The size of the tensor that the loops go over."""
         return self.value.base.size if isinstance(self.value, Reduced) else self.value.size
 
 
 @dataclass(eq=False)
 class Nest:
-    """Loops over a tensor's sizes `over`, its dimensions in the given order. `kept` is the number
-    of outer dimensions, which reductions keep; None without a reduction."""
+    """Loops over a tensor of size `over`, with its dimensions in `order`, outermost first.
+
+    The reductions of the nest keep its `kept` outer dimensions; `kept` is None if it has none.
+    """
 
     over: tuple[int, ...]
     order: tuple[int, ...]
@@ -90,7 +92,8 @@ class Nest:
         """The sizes in the order of the loops."""
         return tuple(self.over[d] for d in self.order)
 
-    def takes(self, sink: Sink) -> bool:
+    def can_compute(self, sink: Sink) -> bool:
+        """Whether these loops can compute the sink, too."""
         value = sink.value
         if not isinstance(value, Reduced):
             return sink.over == self.over or self.is_row(value)
@@ -98,7 +101,7 @@ class Nest:
         return sink.over == self.over and (self.kept is None or is_same)
 
     def is_row(self, value: Value) -> bool:
-        """Whether the value has one element for each round of the outer loops."""
+        """Whether the value has one element for each iteration of the outer loops."""
         row = self.size[: self.kept]
         return self.kept is not None and without_ones(value.size) == without_ones(row)
 
@@ -110,8 +113,8 @@ def stored_type(dtype: torch.dtype) -> str:
     return "unsigned char" if dtype is torch.bool else C_TYPES[dtype]
 
 
-def _as_stored(dtype: torch.dtype, text: str) -> str:
-    """A variable as memory has it."""
+def _as_memory_type(dtype: torch.dtype, text: str) -> str:
+    """The C expression that converts a variable to its type in memory."""
     return f"narrow_{HALVES[dtype]}({text})" if dtype in HALVES else text
 
 
@@ -119,8 +122,8 @@ def _as_stored(dtype: torch.dtype, text: str) -> str:
 class Kernel:
     """What the nests of a kernel share.
 
-    `in_memory` are the values that lie in memory, since the nest that stores them has been written.
-    `written` are the inputs that the nest at hand or one before it writes.
+    `in_memory` are the values that nests stored whose text is complete, with their memory.
+    `written` are the inputs that the current nest or an earlier one writes.
     `functions` are those of `cpp.FUNCTIONS` that the text calls.
     """
 
@@ -131,14 +134,15 @@ class Kernel:
 
 
 class NestText:
-    """The text of a nest as far as it is written: what its innermost lines need to know of it.
+    """A nest whose text is being written: what its innermost lines need to know of it.
 
-    `index` is the index of an element in the order of the loops, and `kept` the number of outer
-    dimensions.
-    `saved` and `stored` are the values that a pass computes and a later one needs, by the array
-    that keeps them; `results` are the names of reductions' results, and of functions of these that
-    have one element for each round of the outer loops. `writes` are those of inputs: the name, the
-    place in memory and the number of the pass.
+    - `index`: the index of an element, in the order of the loops
+    - `kept`: the number of outer dimensions
+    - `saved`, `stored`: values that one pass computes and a later one needs; `saved` has the names
+      of arrays made for that, `stored` the memory of results
+    - `results`: the C names of reductions' results, and of functions of them that have one element
+      for each iteration of the outer loops
+    - `writes`: for each write to an input, its name, the offset, and the number of the pass
     """
 
     def __init__(self, kernel: Kernel, nest: Nest) -> None:
@@ -150,21 +154,21 @@ class NestText:
         self.stored: dict[Value, Memory] = {}
         self.results: dict[Value, str] = {}
         self.writes: list[tuple[str, Index, int]] = []
-        # variables of loops that are one with the next loop
+        # variables of loops that were merged into the next loop
         self.joined: set[Variable] = set()
-        # variables that are rolled: variable, start of the index, shift, size
+        # rolls along a loop: variable, start of the index, shift, size of the dimension
         self.rolls: set[tuple[Variable, int, int, int]] = set()
         self._levels: dict[Value, int] = {}
         self.begin()
 
     def _index(self) -> Indices:
-        """The index that the loops make. Each dimension has one loop or several."""
-        found = [Index() for _ in self.nest.size]
+        """The index of an element by the loop variables. A dimension may have several loops."""
+        index = [Index() for _ in self.nest.size]
         steps = [1 for _ in self.nest.size]
         for variable in reversed(self.loops):
-            found[variable.dim] += Index(((variable, steps[variable.dim]),))
+            index[variable.dim] += Index(((variable, steps[variable.dim]),))
             steps[variable.dim] *= variable.n
-        return tuple(found)
+        return tuple(index)
 
     @property
     def full(self) -> Indices:
@@ -172,42 +176,47 @@ class NestText:
         return restored(self.index, self.nest.order)
 
     def row(self, value: Value) -> Indices:
-        """The index of a value that has one element for each round of the outer loops."""
+        """The index in a value that has one element for each iteration of the outer loops."""
         outer = zip(self.index[: self.kept], self.nest.size, strict=False)
-        left = [index for index, n in outer if n != 1]
-        return tuple(left.pop(0) if n != 1 else Index() for n in value.size)
+        indices = [index for index, n in outer if n != 1]
+        return tuple(indices.pop(0) if n != 1 else Index() for n in value.size)
 
     def begin(self) -> None:
-        """Begin the text again. Which variables are rolled stays known."""
-        # how each access of memory moves with the variables
+        """Start the text anew; `rolls` stays, since the pieces of a loop depend on it."""
+        # the offsets of all loads and stores, by which the loops are arranged
         self.accesses: list[Index] = []
-        # lines that begin a round of a variable's loop
+        # lines at the beginning of each iteration of a variable's loop
         self.hoisted: dict[str, list[str]] = {}
         self._n_names = 0
 
     def name(self, prefix: str) -> str:
-        """A new name."""
+        """A new C name."""
         self._n_names += 1
         return f"{prefix}{self._n_names}"
 
     def level_of(self, value: Value, *, inside: bool = False) -> int:
-        """The number of the first pass that can compute the value. `inside`: a reduction's pass
-        itself, while its result is there for the next one."""
+        """The number of the first pass that can use the value.
+
+        For a reduction of this nest that is the pass after the one that accumulates it; with
+        `inside`, it is the one that accumulates it.
+        """
         if value in self.kernel.in_memory:
             return 0
         if isinstance(value, Reduced):
             is_here = any(s.value is value and s.memory is None for s in self.nest.sinks)
             return self.level_of(value.base) + (0 if inside and is_here else 1)
-        found = self._levels.get(value)
-        if found is None:
-            found = self._levels[value] = max(map(self.level_of, parts_of(value)), default=0)
-        return found
+        level = self._levels.get(value)
+        if level is None:
+            level = self._levels[value] = max(map(self.level_of, parts_of(value)), default=0)
+        return level
 
 
 class Body:
-    """The innermost lines of a loop, for a piece of it that begins at `piece`: variable, start.
+    """The innermost lines of a pass, for one piece of the innermost loop.
 
-    Without a piece it is outside of the inner loops, where only values of rows are known.
+    `piece` is the variable of that loop, if there is one, and the start of the piece. None stands
+    for lines behind the inner loops, where only values with one element for each iteration of the
+    outer loops are known.
     """
 
     def __init__(
@@ -216,35 +225,36 @@ class Body:
         self._text, self._number, self._piece = text, number, piece
         self._names: dict[tuple[Value, Indices], str] = {}
         self._name_of: dict[str, str] = {}
-        # loads that are the same in all rounds of the innermost loop: lines ahead of it
+        # lines ahead of the innermost loop: loads that are the same in all its iterations
         self.ahead: list[str] = []
         self.lines: list[str] = []
         self.stores: list[str] = []
 
     def save(self, value: Value) -> None:
-        text = self._computed(value, self._text.full)
-        found = _as_stored(value.dtype, text)
-        self.stores.append(f"{self._text.saved[value]}[{self._access(self._flat())}] = {found};")
+        """Store a value in the array that keeps it for later passes."""
+        text = _as_memory_type(value.dtype, self._compute(value, self._text.full))
+        array, at = self._text.saved[value], self._access(self._flat_index())
+        self.stores.append(f"{array}[{at}] = {text};")
 
     def keep(self, value: Value, name: str) -> None:
-        """Keep a value that has one element for each round of the outer loops."""
-        self.lines.append(f"{name} = {self._computed(value, self._text.row(value))};")
+        """Assign a value that has one element for each iteration of the outer loops to `name`."""
+        self.lines.append(f"{name} = {self._compute(value, self._text.row(value))};")
 
     def store(self, sink: Sink, index: Indices) -> None:
         assert sink.memory is not None
         at = self._access(sink.memory.at(index))
-        found = _as_stored(sink.value.dtype, self.read(sink.value, index))
-        self.stores.append(f"{sink.memory.name}[{at}] = {found};")
+        text = _as_memory_type(sink.value.dtype, self.read(sink.value, index))
+        self.stores.append(f"{sink.memory.name}[{at}] = {text};")
 
     def read(self, value: Value, index: Indices) -> str:
         """The C name of an element."""
         key = (value, index)
-        found = self._names.get(key)
-        if found is None:
-            found = self._names[key] = self._found(value, index)
-        return found
+        name = self._names.get(key)
+        if name is None:
+            name = self._names[key] = self._element(value, index)
+        return name
 
-    def _found(self, value: Value, index: Indices) -> str:
+    def _element(self, value: Value, index: Indices) -> str:
         text = self._text
         memory = text.kernel.in_memory.get(value)
         if memory is not None:
@@ -258,12 +268,12 @@ class Body:
             if index != text.full:
                 raise Declined("a value that is read at other places")
             if value in text.saved:
-                return self._load(value, text.saved[value], self._flat())
+                return self._load(value, text.saved[value], self._flat_index())
             memory = text.stored[value]
             return self._load(value, memory.name, memory.at(index))
-        return self._computed(value, index)
+        return self._compute(value, index)
 
-    def _computed(self, value: Value, index: Indices) -> str:
+    def _compute(self, value: Value, index: Indices) -> str:
         key = (value, index)
         if key in self._names:
             return self._names[key]
@@ -271,34 +281,34 @@ class Body:
             case Input():
                 at = offset_of(index, value.stride) + Index((), value.start)
                 self._check_written(value.number, at)
-                found = self._load(value, f"in{value.number}", at)
+                name = self._load(value, f"in{value.number}", at)
             case Reshaped():
                 try:
                     place = value.place(index)
                 except Declined:
                     raise NeedsParts(value) from None
-                found = self.read(value.base, place)
+                name = self.read(value.base, place)
             case View() | Permuted():
-                found = self.read(value.base, value.place(index))
+                name = self.read(value.base, value.place(index))
             case Joined():
-                found = self._part(value, index)
+                name = self._joined_part(value, index)
             case Gathered():
-                found = self._gathered(value, index)
+                name = self._gathered_element(value, index)
             case Place():
-                found = self._line(value, self._access(index[value.dim]))
+                name = self._line(value, self._access(index[value.dim]))
             case Rolled():
-                moved = self._rolled(index[value.dim], value.shift, value.size[value.dim])
+                moved = self._roll_index(index[value.dim], value.shift, value.size[value.dim])
                 place = (*index[: value.dim], moved, *index[value.dim + 1 :])
-                found = self.read(value.base, place)
+                name = self.read(value.base, place)
             case Computed():
-                found = self._line(value, self._expression(value, index))
+                name = self._line(value, self._expression(value, index))
             case _:
                 raise AssertionError(value)
-        self._names[key] = found
-        return found
+        self._names[key] = name
+        return name
 
-    def _part(self, value: Joined, index: Indices) -> str:
-        """The element of the part in which it is. The loop may not go on from one to the next."""
+    def _joined_part(self, value: Joined, index: Indices) -> str:
+        """The element, read from the part that has it. NeedsParts if the loop runs over several."""
         at = index[value.dim]
         least, most = at.bounds()
         ends = [*accumulate(part.size[value.dim] for part in value.parts)]
@@ -312,8 +322,8 @@ class Body:
         cuts = tuple(end - at.start for end in ends if least < end <= most)
         raise NeedsParts(value, self._text.nest.order[at.terms[0][0].dim], cuts)
 
-    def _gathered(self, value: Gathered, index: Indices) -> str:
-        """The element at an index from data, which is a variable of its own name."""
+    def _gathered_element(self, value: Gathered, index: Indices) -> str:
+        """The element at an index from data, whose C name becomes a `Variable`."""
         dim, n = value.dim, len(value.places.size)
         behind = dim + (1 if value.is_spread else n)
         name = self.read(value.places, index if value.is_spread else index[dim:behind])
@@ -339,15 +349,15 @@ class Body:
         if value.dtype in HALVES:
             text = f"widen_{HALVES[value.dtype]}({text})"
         elif value.dtype is torch.bool:
-            # GCC has vectors for conditions that are comparisons, and not for bools from memory
+            # GCC vectorizes conditions that are comparisons, but not bools from memory
             text += " != 0"
-        return self._line(value, text, is_ahead=self._is_same(at))
+        return self._line(value, text, is_ahead=self._is_invariant(at))
 
-    def _is_same(self, at: Index) -> bool:
-        """Whether a place is the same in all rounds of the innermost loop.
+    def _is_invariant(self, at: Index) -> bool:
+        """Whether an offset is the same in all iterations of the innermost loop.
 
-        GCC can't tell that no store changes what lies there. It may move the load to the end of the
-        loop, which then has no vectors.
+        A load from it goes ahead of the loop. Inside, GCC can't tell that no store changes the
+        element: it may move the load to the end of the loop, which then isn't vectorized.
         """
         if self._piece is None or self._piece[0] is None:
             return False
@@ -357,15 +367,19 @@ class Body:
     def _access(self, at: Index) -> str:
         self._text.accesses.append(at)
         joined = self._text.joined
-        return Index(tuple(one for one in at.terms if one[0] not in joined), at.start).text()
+        # the inner variable of merged loops counts for the outer one, too
+        return Index(tuple((v, n) for v, n in at.terms if v not in joined), at.start).text()
 
-    def _flat(self) -> Index:
-        """The number of the element within the inner loops."""
+    def _flat_index(self) -> Index:
+        """The offset of the element in an array that has the sizes of the inner loops."""
         size = self._text.nest.size[self._text.kept :]
         return offset_of(self._text.index[self._text.kept :], dense_stride(size))
 
     def _check_written(self, number: int, at: Index) -> None:
-        """An input may be read before it is written: in nests before, or by the same round."""
+        """Raise NeedsOld if a read of an input may come after a write to the same element.
+
+        It comes before the write in earlier nests, and in the iteration that writes the element.
+        """
         name = f"in{number}"
         if name not in self._text.kernel.written:
             return
@@ -375,8 +389,8 @@ class Body:
         ):
             raise NeedsOld(number)
 
-    def _rolled(self, index: Index, shift: int, n: int) -> Index:
-        """The index, of a dimension of `n` elements, from which a roll by `shift` takes."""
+    def _roll_index(self, index: Index, shift: int, n: int) -> Index:
+        """The index in the base of a roll by `shift`, in a dimension of `n` elements."""
         if not index.terms:
             return Index((), (index.start - shift) % n)
         (variable, factor), *others = index.terms
@@ -385,7 +399,7 @@ class Body:
         text = self._text
         text.rolls.add((variable, index.start, shift, n))
         if self._piece is not None and variable == self._piece[0]:
-            # the piece doesn't wrap around
+            # the roll doesn't wrap around within a piece
             low = self._piece[1] + index.start
             return Index(index.terms, index.start + (low - shift) % n - low)
         base, _, _ = variable.name.partition("_")
@@ -393,7 +407,7 @@ class Body:
         moved = f"{index.text()} - {shift}"
         line = f"const long {rolled} = {moved} < 0 ? {moved} + {n} : {moved};"
         lines = text.hoisted.setdefault(base, [])
-        same = [one for one in lines if one.partition(" = ")[2] == line.partition(" = ")[2]]
+        same = [old for old in lines if old.partition(" = ")[2] == line.partition(" = ")[2]]
         if same:
             rolled = same[0].split()[2]
         else:
@@ -407,10 +421,10 @@ OPERATORS = {"sum": "+", "product": "*"}
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """The accumulator of a reduction, or one for each column: `n` of them, this one `[at]`.
+    """The C accumulator of a reduction. With `at`, an array of `n`, of which `at` subscripts one.
 
-    Long sums of float32 are in double: as accurate as eager's sums in cascades. A maximum notes
-    whether it met a NaN, as the vector instruction forgets it.
+    Long sums of float32 are in double, to be as accurate as eager's cascade sum. A maximum or
+    minimum also has a flag for NaN, which the vector instruction loses.
     """
 
     value: Reduced
@@ -424,7 +438,7 @@ class Total:
         if kind != "float" or self.value.kind != "sum":
             return kind
         n_added = math.prod(self.value.base.size) // math.prod(self.value.size)
-        # rows are added up in the parts of a vector
+        # without `at`, the 8 lanes of a vector add up a part of the numbers each
         return "float" if n_added <= (1 if self.at else 8) * MOST_ADDED else "double"
 
     @property
@@ -441,7 +455,7 @@ class Total:
 
     @property
     def result(self) -> str:
-        """What the reduction gives, after `end`."""
+        """The C name of the result, which `end` assigns."""
         return f"{self.name}_result{self.at}"
 
     @property
@@ -450,8 +464,8 @@ class Total:
         return self.n * (8 + self.value.dtype.itemsize + 4 * self._has_nan)
 
     @property
-    def _first(self) -> str:
-        """What the result is of no elements."""
+    def _identity(self) -> str:
+        """The initial value: the result for no elements."""
         if self.value.kind in OPERATORS:
             return "0" if self.value.kind == "sum" else "1"
         is_max = self.value.kind == "max"
@@ -468,14 +482,14 @@ class Total:
             yield f"int {self.name}_nan{n};"
 
     def begin(self) -> Iterator[str]:
-        yield f"{self._cell} = {self._first};"
+        yield f"{self._cell} = {self._identity};"
         if self._has_nan:
             yield f"{self._nan} = 0;"
 
     def begin_parts(self, n: int) -> Iterator[str]:
-        """Arrays for what each of `n` threads adds up; there may come fewer."""
+        """Arrays for the partial results of `n` threads, of which fewer may start."""
         yield f"{self._type} {self.name}_of[{n}];"
-        yield f"for (int i = 0; i < {n}; i++) {self.name}_of[i] = {self._first};"
+        yield f"for (int i = 0; i < {n}; i++) {self.name}_of[i] = {self._identity};"
         if self._has_nan:
             yield f"int {self.name}_nan_of[{n}] = {{}};"
 
@@ -490,6 +504,7 @@ class Total:
             yield f"{self.name}_nan |= {self.name}_nan_of[{thread}];"
 
     def clauses(self) -> Iterator[str]:
+        """The OpenMP clauses of the innermost loop."""
         if self.at:
             return
         operation = OPERATORS.get(self.value.kind, self.value.kind)
@@ -508,7 +523,7 @@ class Total:
             yield f"{self._nan} |= {element} != {element};"
 
     def end(self) -> str:
-        found = self._cell
+        text = self._cell
         if self._has_nan:
-            found = f'{self._nan} ? __builtin_nan("") : {found}'
-        return f"{self.result} = ({C_TYPES[self.value.dtype]})({found});"
+            text = f'{self._nan} ? __builtin_nan("") : {text}'
+        return f"{self.result} = ({C_TYPES[self.value.dtype]})({text});"

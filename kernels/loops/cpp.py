@@ -32,12 +32,13 @@ FUNCTIONS = {
     "hypot": ("hypot", "u05"), "fmod": ("fmod", ""),
 }  # fmt: skip
 BINARY_FUNCTIONS = ("pow", "atan2", "hypot", "fmod")
-"""The functions that texts may call: SLEEF's names for them, and the error bounds that eager's
-kernels take. Of float32, `quick_erf` is the formula that eager's GELU uses."""
+"""Of the functions that texts may call, those of two arguments. `FUNCTIONS` has SLEEF's name of
+each, and the error bound that eager's kernels choose. For float32, `quick_erf` is the formula of
+eager's GELU."""
 
 
 def library_of(text: str) -> bytes:
-    """The text compiled; Declined without a compiler that can, or on a CPU without its vectors."""
+    """The shared library of `text`; Declined without GCC, or on a CPU without AVX2."""
     compiler = _compiler()
     command = [compiler, *_FLAGS, f"-mprefer-vector-width={8 * vector_bytes()}"]
     functions = set(re.findall(r"Sleef_\w+", text))
@@ -45,10 +46,10 @@ def library_of(text: str) -> bytes:
         torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         if not all(hasattr(torch_cpu, name) for name in functions):
             raise Declined("this torch has no SLEEF for other libraries")
-        command += ["-Wl,--no-as-needed", str(_stand_in(compiler))]
-    # A folder of its own for each would be removed when the process ends, as the one around it is.
-    # A forked child has its parent's folder and numbers, so the name holds the process.
-    source = Path(own_folder(), f"loops_{os.getpid()}_{next(_numbers)}.cpp")
+        command += ["-Wl,--no-as-needed", str(_empty_libtorch(compiler))]
+    # All texts share one folder, which is removed when the process ends. A forked child has its
+    # parent's folder and counter, so the name also holds the process.
+    source = Path(own_folder(), f"loops_{os.getpid()}_{next(_counter)}.cpp")
     library = source.with_suffix(".so")
     source.write_text(text)
     try:
@@ -59,7 +60,7 @@ def library_of(text: str) -> bytes:
         library.unlink(missing_ok=True)
 
 
-_numbers = itertools.count()
+_counter = itertools.count()
 
 
 def _compile(command: list[str]) -> None:
@@ -78,18 +79,20 @@ _running: list[subprocess.Popen[str]] = []
 
 
 @atexit.register
-def _end_running() -> None:
-    """End compilers at the end of the process, which waits for the threads that wait for them."""
+def _end_compilers() -> None:
+    """End compilers at exit: the process waits for its threads, and these for the compilers."""
     for process in [*_running]:
         process.kill()
 
 
-# GCC's rules for floats as in eager's kernels: each op is rounded, and NaNs are kept. Traps and
-# `errno` aside, which nobody reads, so that loops with `sqrt` and conditions have vectors. Jumps
-# stay as they are: from those that GCC 12 threads it makes vectors that are wrong. Calls stay out
-# of branches, which have no vectors: so the rules' texts call nothing in a branch, nor use `&&`.
-# Only without exceptions are calls of constants taken out of a loop. Partial redundancies are left:
-# GCC moves parts of them into branches, or to the end of a loop, which has no vectors then.
+# Floats as in eager's kernels: each op is rounded (no contraction), and NaNs are kept. Nobody reads
+# `errno` and traps: without them GCC vectorizes loops with `sqrt` and conditions.
+# - no-thread-jumps: GCC 12 vectorizes some loops wrongly after it has threaded jumps.
+# - no-tree-sink: a call that is sunk into a branch isn't vectorized. For the same reason the rules'
+#   texts call nothing in a branch, and don't use `&&`.
+# - no-exceptions: only without them does GCC hoist calls of constants out of a loop.
+# - no-tree-pre: GCC would move parts of partial redundancies into branches, or to the end of a
+#   loop, which then isn't vectorized.
 _FLAGS = (
     "-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno",
     "-fno-trapping-math", "-fno-thread-jumps", "-fno-tree-sink", "-fno-tree-pre", "-fwrapv",
@@ -98,12 +101,12 @@ _FLAGS = (
 
 
 def _compiler() -> str:
-    found = found_compiler()
-    if found is None or "clang" in os.path.realpath(found):
+    compiler = found_compiler()
+    if compiler is None or "clang" in os.path.realpath(compiler):
         raise Declined("there is no GCC, which knows functions of vectors")
     if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         raise Declined("a CPU without AVX2")
-    return found
+    return compiler
 
 
 def vector_bytes() -> int:
@@ -112,11 +115,11 @@ def vector_bytes() -> int:
 
 
 @cache
-def _stand_in(compiler: str) -> Path:
-    """An empty library with the name of torch's library that has SLEEF in it.
+def _empty_libtorch(compiler: str) -> Path:
+    """An empty library with the name of that library of torch that has SLEEF in it.
 
-    To link to torch's own, the linker would read its tables for half a second. What is loaded is
-    torch's own, as it is there already.
+    To link with torch's own, the linker would read its tables for half a second. At run time the
+    loader uses torch's own, which is loaded already.
     """
     path = Path(own_folder(), "libtorch_cpu.so")
     named = "-Wl,-soname,libtorch_cpu.so"
@@ -282,15 +285,15 @@ INLINE float quick_erf(float x) {
   return __builtin_copysignf(1 - r * exp(-x * x), x);
 }""",
 }
-"""Functions of float32 that are written out: to call SLEEF takes longer than to compute them."""
+"""Functions of float32 that are inlined, because a call of SLEEF takes longer."""
 CALLED = {"tanh": "exp", "erf": "exp", "quick_erf": "exp", "log1p": "log"}
-"""Those of them that call another one."""
+"""The inlined functions that call another one, and the one they call."""
 
 
 def declared(function: str) -> str:
-    """A function of SLEEF for float and double, as a scalar function with a vector form.
+    """The C++ of a function for float and double: a scalar function that calls of SLEEF vectorize.
 
-    The compiler takes the vector form by the name that the x86 ABI for vector functions gives it.
+    GCC finds the vector form by its name in the x86 ABI for vector functions.
     """
     sleef, bound = FUNCTIONS[function]
     is_binary = function in BINARY_FUNCTIONS
@@ -302,25 +305,25 @@ def declared(function: str) -> str:
         name, callee = f"lazy_{function}{letter}", f"Sleef_{sleef}{letter}{n}_{bound}".rstrip("_")
         vector = f"{kind[0].upper()}{n}_{function}"
         types, form = (f"{vector}, {vector}", "vv") if is_binary else (vector, "v")
-        named = f"{vector} x, {vector} y" if is_binary else f"{vector} x"
-        scalars = f"{kind} x, {kind} y" if is_binary else f"{kind} x"
-        given = "x, y" if is_binary else "x"
-        # minus zeros, which keeps -0.0
-        spread = ", ".join(f"{x} - {vector}{{}}" for x in given.split(", "))
+        vector_parameters = f"{vector} x, {vector} y" if is_binary else f"{vector} x"
+        parameters = f"{kind} x, {kind} y" if is_binary else f"{kind} x"
+        arguments = "x, y" if is_binary else "x"
+        # the scalar becomes a vector by subtraction of zeros: adding them would turn -0.0 into 0.0
+        spread = ", ".join(f"{x} - {vector}{{}}" for x in arguments.split(", "))
         lines += [
             f"typedef {kind} {vector} __attribute__((vector_size({vector_bytes()})));",
             f'extern "C" {vector} {callee}({types});',
         ]
-        # the names that the compiler takes where it has AVX2, and where it has AVX-512
+        # the ABI's letters for AVX2 and AVX-512
         for isa in "de" if vector_bytes() == 32 else "e":
-            vectors = f"_ZGV{isa}N{n}{form}_{name}({named})"
-            lines.append(f'extern "C" {vector} {vectors} {{ return {callee}({given}); }}')
+            vectors = f"_ZGV{isa}N{n}{form}_{name}({vector_parameters})"
+            lines.append(f'extern "C" {vector} {vectors} {{ return {callee}({arguments}); }}')
         lines.append(
             f"""\
-extern "C" {kind} {name}_alone({scalars}) asm("{name}");
-{kind} {name}_alone({scalars}) {{ return {callee}({spread})[0]; }}
+extern "C" {kind} {name}_alone({parameters}) asm("{name}");
+{kind} {name}_alone({parameters}) {{ return {callee}({spread})[0]; }}
 #pragma omp declare simd simdlen({n}) notinbranch
-extern "C" __attribute__((const)) {kind} {name}({scalars});
-INLINE {kind} {function}({scalars}) {{ return {name}({given}); }}"""
+extern "C" __attribute__((const)) {kind} {name}({parameters});
+INLINE {kind} {function}({parameters}) {{ return {name}({arguments}); }}"""
         )
     return "\n".join(lines)

@@ -1,6 +1,7 @@
-"""Where elements are: sums of loops' variables, each times a number.
+"""Indices and memory offsets: sums of loop variables, each times a constant.
 
-`values` gives each view's place in its base by them, and `body` each access of memory.
+`values` maps the index in a view to the index in its base. `body` turns an index into the offset
+of a load or a store.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, order=True, slots=True)
 class Variable:
-    """A loop's variable: its C name, how many rounds the loop has, and the nest's dimension that
-    it counts in. Or an index that comes from data: -1 is its dimension."""
+    """A loop variable: its C name, the loop's number of iterations, and the nest's dimension.
+
+    The C variable of an index that comes from data is one too, with -1 as its dimension.
+    """
 
     name: str
     n: int = field(compare=False)
@@ -28,7 +31,7 @@ class Variable:
 
 
 class NeedsSplit(Exception):
-    """A loop must become two, of which the inner one has `n` rounds."""
+    """The loop of `variable` must become two nested loops, the inner one of `n` iterations."""
 
     def __init__(self, variable: Variable, n: int) -> None:
         super().__init__(variable, n)
@@ -36,7 +39,11 @@ class NeedsSplit(Exception):
 
 
 class NeedsParts(Exception):
-    """The `value` must be stored, or loops over dimension `dim` be cut at these places, if any."""
+    """A nest can't compute `value` as it is.
+
+    With `cuts`, the loops over dimension `dim` must be cut at these indices. Without, `value` must
+    be stored before the nest.
+    """
 
     def __init__(self, value: Any, dim: int = 0, cuts: tuple[int, ...] = ()) -> None:
         super().__init__(value, dim, cuts)
@@ -44,7 +51,7 @@ class NeedsParts(Exception):
 
 
 class NeedsOld(Exception):
-    """Input `number` must be written when all has been computed: it is read at other places."""
+    """Input `number` must be written after all nests: it is read at other indices than written."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -53,22 +60,23 @@ class NeedsOld(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An index of one dimension: the sum of loop variables, each times a number, and `start`."""
+    """An index of one dimension: `start` plus the sum of `terms`, variables times constants."""
 
     terms: tuple[tuple[Variable, int], ...] = ()
     start: int = 0
 
     def __add__(self, other: Index) -> Index:
-        found = dict(self.terms)
-        for name, factor in other.terms:
-            found[name] = found.get(name, 0) + factor
-        terms = tuple(sorted((name, factor) for name, factor in found.items() if factor))
+        factors = dict(self.terms)
+        for variable, factor in other.terms:
+            factors[variable] = factors.get(variable, 0) + factor
+        # sorted, so that equal indices compare equal
+        terms = tuple(sorted((v, factor) for v, factor in factors.items() if factor))
         return Index(terms, self.start + other.start)
 
     def times(self, factor: int) -> Index:
         if factor == 0:
             return Index()
-        terms = tuple((name, factor * one) for name, one in self.terms)
+        terms = tuple((v, factor * old) for v, old in self.terms)
         return Index(terms, factor * self.start)
 
     def bounds(self) -> tuple[int, int]:
@@ -78,13 +86,16 @@ class Index:
         return least, self.start + sum(end for end in ends if end > 0)
 
     def divided(self, n: int) -> tuple[Index, Index]:
-        """The quotient and the rest of a division by `n`; NeedsSplit if a loop has rounds with
-        several quotients, Declined if it can't be split so that each has one."""
-        whole = tuple((v, factor // n) for v, factor in self.terms if factor % n == 0)
+        """The quotient and the remainder of a division by `n`.
+
+        Raises NeedsSplit if the quotient changes within a loop, and Declined if it would also
+        change within the two loops of a split.
+        """
+        quotient = tuple((v, factor // n) for v, factor in self.terms if factor % n == 0)
         rest = Index(tuple((v, factor) for v, factor in self.terms if factor % n), self.start % n)
         least, most = rest.bounds()
         if least >= 0 and most < n:
-            return Index(whole, self.start // n), rest
+            return Index(quotient, self.start // n), rest
         for variable, factor in rest.terms:
             is_loop = variable.dim >= 0
             if is_loop and factor > 0 and n % factor == 0 and variable.n % (n // factor) == 0:
@@ -92,7 +103,7 @@ class Index:
         raise Declined("a view of other sizes")
 
     def text(self) -> str:
-        parts = [v.name if one == 1 else f"{long_of(one)} * {v.name}" for v, one in self.terms]
+        parts = [v.name if n == 1 else f"{long_of(n)} * {v.name}" for v, n in self.terms]
         if self.start or not parts:
             parts.append(str(self.start))
         return " + ".join(parts)
@@ -102,12 +113,12 @@ Indices = tuple[Index, ...]
 
 
 def long_of(n: Any) -> str:
-    """An integer in C; a symbolic one is a long already."""
+    """An integer as a C expression of type long; a symbolic one has that type already."""
     return f"{n}L" if isinstance(n, int) else str(n)
 
 
 def offset_of(index: Sequence[Index], stride: Sequence[int]) -> Index:
-    """The place in memory of an element: its index times the strides."""
+    """The memory offset of an element: the dot product of its index and the strides."""
     return reduce(Index.__add__, map(Index.times, index, stride), Index())
 
 
@@ -117,39 +128,42 @@ def dense_stride(size: Sequence[int]) -> tuple[int, ...]:
 
 
 def stride_of_view(
-    size: Sequence[int], stride: Sequence[int], shown: Sequence[int]
+    size: Sequence[int], stride: Sequence[int], new_size: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """The strides of memory that is seen in other sizes; None if it can't be."""
-    found = [0] * len(shown)
-    for dims, dims_shown in groups_of(size, shown):
+    """The strides of a view that reshapes a tensor to `new_size`; None if there is no such view."""
+    new_stride = [0] * len(new_size)
+    for dims, new_dims in groups_of(size, new_size):
         if any(stride[d] != stride[e] * size[e] for d, e in pairwise(dims)):
             return None
         step = stride[dims[-1]]
-        for d in reversed(dims_shown):
-            found[d] = step
-            step *= shown[d]
-    return tuple(found)
+        for d in reversed(new_dims):
+            new_stride[d] = step
+            step *= new_size[d]
+    return tuple(new_stride)
 
 
 def groups_of(size: Sequence[int], other: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """The least groups of dimensions of two sizes that have as many elements each. Dimensions of
-    one element are left out."""
-    left, right = ([d for d, n in enumerate(one) if n != 1] for one in (size, other))
-    here: list[int] = []
-    there: list[int] = []
+    """The smallest groups of dimensions, of two shapes, that have equal numbers of elements.
+
+    `(6, 4)` and `(2, 3, 4)` give `([0], [0, 1])` and `([1], [2])`. Dimensions of one element are in
+    no group.
+    """
+    dims, other_dims = ([d for d, n in enumerate(sizes) if n != 1] for sizes in (size, other))
+    group: list[int] = []
+    other_group: list[int] = []
     n = m = 1
-    while left or right:
+    while dims or other_dims:
         if n <= m:
-            here.append(left.pop(0))
-            n *= size[here[-1]]
+            group.append(dims.pop(0))
+            n *= size[group[-1]]
         else:
-            there.append(right.pop(0))
-            m *= other[there[-1]]
+            other_group.append(other_dims.pop(0))
+            m *= other[other_group[-1]]
         if n == m:
-            yield here, there
-            here, there = [], []
+            yield group, other_group
+            group, other_group = [], []
 
 
 def restored(permuted: Sequence[T], order: Sequence[int]) -> tuple[T, ...]:
-    """What comes in the given order, in its own."""
+    """`permuted` before its permutation: dimension `order[i]` of the result is item `i`."""
     return tuple(permuted[order.index(d)] for d in range(len(order)))

@@ -1,9 +1,11 @@
-"""The text of one nest: passes, the order of its loops, and where they are cut.
+"""The text of one nest: its passes, the order of its loops, and where these are cut.
 
-In: a `Nest`. Out: C++. Called by `write`. A pass over the inner dimensions computes what earlier
-passes' reductions are needed for: a softmax is three passes over each row. Reductions over rows
-have accumulators in variables. Those over columns, whose elements lie apart in memory, have one for
-each column.
+In: a `Nest`. Out: C++. Called by `write`.
+
+A nest makes one pass over its inner dimensions, and another one for each reduction that its later
+values need: a softmax is three passes over each row. The accumulator of a row is a variable. Where
+the elements of a reduction lie apart in memory, neighbouring reductions run side by side: each is a
+*column*, and an array has one accumulator per column.
 """
 
 from __future__ import annotations
@@ -19,41 +21,44 @@ from lazy_tensor.kernels.loops.index import Index, Indices, NeedsSplit, Variable
 from lazy_tensor.kernels.loops.values import C_TYPES, Computed, Reduced, Value, is_cheap, parts_of
 
 MOST_LINES = 4000
-"""The most lines of a loop's body in all its pieces; the compiler's time grows with them."""
+"""The most lines of a loop's body in all its pieces: compile time grows with them."""
 MOST_ROUNDS = 8
-"""The most times that a text is written again because it has more pieces."""
+"""The most times that a text is written again because a roll has cut it into more pieces."""
 FAR_APART = 8
-"""The most elements between neighbours in the innermost loop, in arrays of `MANY` elements. A loop
-that jumps further reads a whole cache line for each; Inductor moves tiles."""
+"""The most elements between neighbours of the innermost loop, in nests of `MANY` elements or more.
+With a larger stride each element costs a whole cache line; Inductor works in tiles there."""
 MANY = 1 << 14
 MOST_SCRATCH_BYTES = 256 << 10
 """The most memory on the stack that a thread keeps between passes."""
 LEAST_INNER = 16
-"""In large arrays with functions, the least elements of a row that is reduced by itself: what
-doesn't fill a vector is computed one by one. Of shorter rows the first elements of many rows are
-reduced together, then the second ones: a softmax of 100,000 rows of 8 takes a third of the time."""
+"""The least elements of a row that is reduced by itself, in large nests with functions.
+
+A shorter row doesn't fill a vector, and would be computed one by one. Instead the vector takes the
+first elements of many rows, then their second ones: a softmax of 100,000 rows of 8 takes a third of
+the time."""
 MOST_LANES = 64
-"""The most rounds of the loop that `_find_lanes` makes the innermost, if its size has such a
+"""The most iterations of the loop that `_find_lanes` makes the innermost, if its size has such a
 divisor."""
 LEAST_COLUMNS = 8
-"""The least columns that have an accumulator each: fewer are reduced one by one."""
+"""The least columns that are reduced side by side; fewer are reduced one by one."""
 LEAST_PARALLEL = 1 << 15
-"""The least elements of a nest that threads share: to start them takes some microseconds."""
+"""The least elements of a nest that threads share: starting them takes some microseconds."""
 
 
 class Loops(NestText):
     """Writes one nest.
 
-    Each dimension has a variable. Once with all of them, to see how memory is read; then the order
-    of the loops is chosen, and dimensions that lie one behind the other become one.
+    The text is written at least twice. First each dimension has a loop of its own, to learn the
+    strides of all accesses. Then the loops are ordered by these, and loops over contiguous
+    dimensions are merged.
     """
 
     def __init__(self, kernel: Kernel, nest: Nest) -> None:
         super().__init__(kernel, nest)
-        # variables of the inner loops that make up columns
+        # variables of the loops over columns, which are inside of those over reduced dimensions
         self._columns: list[Variable] = []
-        # the variable of the innermost loop if that isn't the one that steps over least memory
-        self._lanes: Variable | None = None
+        # the variable that is vectorized, if it is not the one of the least strides
+        self._lane_variable: Variable | None = None
         self._n_splits = 0
         self._n_passes = 1
         self._n_passes += max(map(self._pass_of, nest.sinks))
@@ -62,14 +67,14 @@ class Loops(NestText):
 
     def _pass_of(self, sink: Sink) -> int:
         if self._is_row_sink(sink):
-            # behind the pass whose reductions it needs
+            # behind the pass that computes the reductions it needs
             return max(self.level_of(sink.value) - 1, 0)
         level = self.level_of(sink.value, inside=True)
-        # an input is stored when all of it has been read
+        # an input is stored in the last pass, after all reads of it
         return max(level, self._n_passes - 1) if sink.is_input else level
 
     def _is_row_sink(self, sink: Sink) -> bool:
-        """Whether it stores one element for each round of the outer loops."""
+        """Whether it stores one element for each iteration of the outer loops."""
         if isinstance(sink.value, Reduced):
             return sink.memory is not None
         return sink.over != self.nest.over
@@ -77,31 +82,32 @@ class Loops(NestText):
     def _index_of(self, sink: Sink) -> Indices:
         return self.row(sink.value) if self._is_row_sink(sink) else self.full
 
-    def _keep_between_passes(self) -> None:
+    def _find_saved(self) -> None:
         """Find the values that a pass computes and a later one needs."""
         seen: set[tuple[Value, int]] = set()
-        left = [
+        # values with the number of the pass that needs them
+        stack = [
             (s.value.base if isinstance(s.value, Reduced) else s.value, self._pass_of(s))
             for s in self.nest.sinks
             if not self._is_row_sink(s)
         ]
-        while left:
-            value, at = left.pop()
+        while stack:
+            value, at = stack.pop()
             if (value, at) in seen or isinstance(value, Reduced) or value in self.kernel.in_memory:
                 continue
             seen.add((value, at))
             level = self.level_of(value)
             if level < at and value.size == self.nest.over and not is_cheap(value):
                 self._keep(value)
-                left.append((value, level))
+                stack.append((value, level))
             else:
-                left += [(part, at) for part in parts_of(value)]
+                stack += [(part, at) for part in parts_of(value)]
         n = math.prod(self.nest.size[self.kept :])
         if sum(n * value.dtype.itemsize for value in self.saved) > MOST_SCRATCH_BYTES:
             raise Declined("much is kept between passes")
 
     def _keep(self, value: Value) -> None:
-        """Keep a value for later passes: as the result that it is, or in an array."""
+        """Keep a value for later passes: in its own memory if it is a result, else in an array."""
         for sink in self.nest.sinks:
             if sink.value is value and sink.memory is not None and not sink.is_input:
                 self.stored[value] = sink.memory
@@ -111,29 +117,29 @@ class Loops(NestText):
     # the text
 
     def text(self) -> str:
-        self._keep_between_passes()
+        self._find_saved()
         self.writes = [
             (sink.memory.name, sink.memory.at(self._index_of(sink)), self._pass_of(sink))
             for sink in self.nest.sinks
             if sink.memory is not None and sink.is_input
         ]
         try:
-            self._all_passes()
+            self._text_of_passes()
             self._arrange()
         except NeedsSplit as split:
             self._split(split.variable, split.n)
             return self.text()
-        # where a roll wraps around in one piece, others may begin
+        # the text of one more piece may have rolls that wrap around elsewhere
         for _ in range(MOST_ROUNDS):
             n_rolls = len(self.rolls)
             self.begin()
-            found = self._all_passes()
+            text = self._text_of_passes()
             if len(self.rolls) == n_rolls:
-                return found
+                return text
         raise Declined("rolls of rolls")
 
     def _split(self, variable: Variable, n: int) -> None:
-        """Make two loops of one."""
+        """Replace the loop of a variable by two nested ones, the inner one of `n` iterations."""
         place = self.loops.index(variable)
         self._n_splits += 1
         self.loops[place : place + 1] = [
@@ -144,18 +150,18 @@ class Loops(NestText):
         self.rolls.clear()
         self.begin()
 
-    def _all_passes(self) -> str:
+    def _text_of_passes(self) -> str:
         n = math.prod(self.nest.size[self.kept :])
         lines = [f"{stored_type(v.dtype)} {name}[{n}];" for v, name in self.saved.items()]
         self.results = {}
         for number in range(self._n_passes):
-            lines += self._pass(number)
+            lines += self._lines_of_pass(number)
         outer = [loop for loop in self.loops if self._is_outer(loop)]
         n_threads = self.kernel.n_threads
-        if self._columns and self._parted:
+        if self._columns and self._thread_variable:
             begin = [f"#pragma omp parallel num_threads({n_threads})", "{"]
             lines = [*begin, *_share_of(self._columns[0].n), *lines, "}"]
-        body = self._looped(outer, lines)
+        body = self._in_loops(outer, lines)
         if self._is_shared and outer:
             body = f"#pragma omp parallel for num_threads({n_threads})\n{body}"
         return f"{{\n{body}\n}}"
@@ -166,14 +172,14 @@ class Loops(NestText):
         return self.kernel.n_threads > 1 and math.prod(self.nest.size) >= LEAST_PARALLEL
 
     @property
-    def _parted(self) -> str:
+    def _thread_variable(self) -> str:
         """The variable of the inner loop that threads share; "" if they share outer loops."""
         inner = [loop for loop in self.loops if not self._is_outer(loop)]
         if not self._is_shared or not inner or len(inner) < len(self.loops):
             return ""
         return self._columns[0].name if self._columns else inner[0].name
 
-    def _looped(self, loops: Sequence[Variable], lines: Sequence[str]) -> str:
+    def _in_loops(self, loops: Sequence[Variable], lines: Sequence[str]) -> str:
         """The lines in loops."""
         text = "\n".join(lines)
         for variable in reversed(loops):
@@ -183,16 +189,16 @@ class Loops(NestText):
 
     def _for(self, variable: Variable, low: int, high: int) -> str:
         """The head of a loop."""
-        return _for(variable.name, low, high, is_parted=variable.name == self._parted)
+        return _for(variable.name, low, high, is_shared=variable.name == self._thread_variable)
 
     def _is_outer(self, loop: Variable) -> bool:
         return loop.dim < self.kept and loop not in self._columns
 
-    def _pass(self, number: int) -> list[str]:
-        """The lines of one pass: accumulators, loops, results of reductions, values of rows."""
+    def _lines_of_pass(self, number: int) -> list[str]:
+        """The lines of one pass: accumulators, loops, results of reductions, row values."""
         sinks = [sink for sink in self.nest.sinks if self._pass_of(sink) == number]
         reductions = [s.value for s in sinks if isinstance(s.value, Reduced) and s.memory is None]
-        totals = {one: Total(one, self.name("total"), *self._cells) for one in reductions}
+        totals = {r: Total(r, self.name("total"), *self._cells) for r in reductions}
         stores = [s for s in sinks if not self._is_row_sink(s) and s.memory is not None]
         lines = [line for total in totals.values() for line in total.declared()]
         lines += self._over_columns([line for t in totals.values() for line in t.begin()])
@@ -212,31 +218,35 @@ class Loops(NestText):
         return lines + self._over_columns([*ends, *body.lines, *body.stores])
 
     def _functions_of_results(self, number: int) -> list[Value]:
-        """Functions of a pass's reductions that have one element for each round of the outer loops,
-        and that later passes need: each is computed once, behind the pass."""
-        found: dict[Value, None] = {}
+        """Functions of a pass's reductions with one element per iteration of the outer loops.
+
+        Later passes need them, so each is computed once, behind the pass.
+        """
+        functions: dict[Value, None] = {}
         seen: set[Value] = set()
-        left = [
+        stack = [
             s.value.base if isinstance(s.value, Reduced) else s.value
             for s in self.nest.sinks
             if not self._is_row_sink(s) and self._pass_of(s) > number
         ]
-        while left:
-            value = left.pop()
+        while stack:
+            value = stack.pop()
             if value in seen or isinstance(value, Reduced) or value in self.kernel.in_memory:
                 continue
             seen.add(value)
             is_of_row = isinstance(value, Computed) and value.parts and self.nest.is_row(value)
             if is_of_row and self.level_of(value) == number + 1:
-                found[value] = None
+                functions[value] = None
             else:
-                left += parts_of(value)
-        return [*found]
+                stack += parts_of(value)
+        return [*functions]
 
     @property
     def _cells(self) -> tuple[int, str]:
-        """How many elements an array has for all columns, and the place of this one in it; 1 and ""
-        where an array isn't needed."""
+        """The length of an array with one element per column, and the subscript of the current one.
+
+        1 and "" if there are no columns, and so no array is needed.
+        """
         if not self._columns:
             return 1, ""
         at = Index()
@@ -245,7 +255,7 @@ class Loops(NestText):
         return math.prod(variable.n for variable in self._columns), f"[{at.text()}]"
 
     def _over_columns(self, lines: Sequence[str]) -> list[str]:
-        return [self._looped(self._columns, lines)] if self._columns and lines else [*lines]
+        return [self._in_loops(self._columns, lines)] if self._columns and lines else [*lines]
 
     def _inner_loops(
         self, number: int, stores: Sequence[Sink], totals: Mapping[Reduced, Total]
@@ -273,23 +283,26 @@ class Loops(NestText):
                 lines += [*body.ahead, f"#pragma omp simd{clauses}"]
                 lines.append(self._for(innermost, low, high))
             lines += ["{", *body.lines, *body.stores, "}"]
-        loops = self._looped(inner[:-1], lines)
-        if self._parted and not self._columns:
-            return self._among_threads(inner[0].n, loops, [*totals.values()])
+        loops = self._in_loops(inner[:-1], lines)
+        if self._thread_variable and not self._columns:
+            return self._with_threads(inner[0].n, loops, [*totals.values()])
         return [loops]
 
-    def _among_threads(self, n: int, loops: str, totals: Sequence[Total]) -> list[str]:
-        """The loops, of which each thread does a part of the first one, with `n` rounds. What
-        threads have added up is added in their order, so that each run gives the same."""
+    def _with_threads(self, n: int, loops: str, totals: Sequence[Total]) -> list[str]:
+        """The loops, the first of which, of `n` iterations, is shared among threads.
+
+        The threads' totals are added up in the order of the threads, so that each run gives the
+        same result.
+        """
         n_threads = self.kernel.n_threads
         parts = [line for total in totals for line in total.begin_parts(n_threads)]
         inside = [line for total in totals for line in (*total.declared(), *total.begin())]
-        kept = [line for total in totals for line in total.keep_part("thread")]
-        added = [line for total in totals for line in total.add_part("thread")]
+        keeps = [line for total in totals for line in total.keep_part("thread")]
+        adds = [line for total in totals for line in total.add_part("thread")]
         every = _for("thread", 0, n_threads)
         return [
             *parts, f"#pragma omp parallel num_threads({n_threads})", "{", *_share_of(n), *inside,
-            loops, *kept, "}", *([f"{every} {{", *added, "}"] if added else []),
+            loops, *keeps, "}", *([f"{every} {{", *adds, "}"] if adds else []),
         ]  # fmt: skip
 
     def _edges(self, innermost: Variable | None) -> list[int]:
@@ -302,7 +315,7 @@ class Loops(NestText):
     # how the loops are arranged
 
     def _arrange(self) -> None:
-        """Order the loops as memory lies, and join those that can be."""
+        """Order the loops by their strides in memory, and merge those that can be."""
         stores = [s for s in self.nest.sinks if s.memory is not None and not self._is_row_sink(s)]
         if self.nest.kept is not None:
             self._find_columns()
@@ -310,33 +323,35 @@ class Loops(NestText):
             steps = dict(stores[0].memory.at(self.full).terms)
             self.loops.sort(key=lambda loop: -steps[loop])
             self._find_lanes()
-        self.joined, self.loops = self._joined()
+        self.joined, self.loops = self._merge_loops()
         self._columns = [loop for loop in self.loops if loop in self._columns]
-        # functions that are computed one by one take longer than memory that lies apart
-        if self.loops and self._lanes is None:
-            self._check_strides(self.loops[-1])
+        # `_find_lanes` accepts large strides, since functions that aren't vectorized take longer
+        if self.loops and self._lane_variable is None:
+            self._decline_far_apart(self.loops[-1])
 
     def _find_lanes(self) -> None:
-        """Have another loop be the innermost one if that has too few rounds to fill a vector, and
-        the nest computes functions."""
+        """Make another loop the innermost one, if that has too few iterations to fill a vector.
+
+        Only in nests that compute functions, which take long without vectors.
+        """
         if not self.kernel.functions or math.prod(self.nest.size) < MANY:
             return
-        _, loops = self._joined()
+        _, loops = self._merge_loops()
         rolled = {variable for variable, *_ in self.rolls}
-        long = [one for one in self.loops if one.n >= LEAST_INNER and one not in rolled]
+        long = [loop for loop in self.loops if loop.n >= LEAST_INNER and loop not in rolled]
         if not long or loops[-1].n >= LEAST_INNER:
             return
         lanes = long[-1]
-        # so few rounds that the memory that they go over stays in the cache
+        # so few iterations that the memory of all of them stays in the cache
         if isinstance(lanes.n, int) and lanes.n > MOST_LANES:
             part = _largest_divisor(lanes.n, MOST_LANES)
             if part >= LEAST_INNER:
                 raise NeedsSplit(lanes, part)
-        self._lanes = lanes
-        self.loops = [*(one for one in self.loops if one != lanes), lanes]
+        self._lane_variable = lanes
+        self.loops = [*(loop for loop in self.loops if loop != lanes), lanes]
 
     def _find_columns(self) -> None:
-        """Let the variables of columns be those that step over less memory than a reduced one."""
+        """Find the loops over columns: kept dimensions of smaller strides than reduced ones."""
         steps: dict[Variable, int] = {}
         for access in self.accesses:
             for variable, factor in access.terms:
@@ -353,17 +368,19 @@ class Loops(NestText):
                 return
             columns = [max(outer, key=lambda loop: -steps.get(loop, 0))]
         columns.sort(key=lambda loop: -steps[loop])
-        columns = self._at_a_time(columns)
-        self.loops = [*(one for one in self.loops if one not in columns), *columns]
+        columns = self._columns_that_fit(columns)
+        self.loops = [*(loop for loop in self.loops if loop not in columns), *columns]
         self._columns = columns
-        # each pass computes anew what columns need
+        # with columns, each pass computes anew what earlier ones have computed
         self.saved.clear()
 
-    def _at_a_time(self, columns: list[Variable]) -> list[Variable]:
-        """The variables of as many columns as have room on the stack; an outer loop goes over the
-        others. Raises NeedsSplit to cut the first one into parts."""
-        totals = [s.value for s in self.nest.sinks if isinstance(s.value, Reduced)]
-        n_bytes = sum(Total(one, "", at="[]").n_bytes for one in totals)
+    def _columns_that_fit(self, columns: list[Variable]) -> list[Variable]:
+        """The inner ones of the loops `columns`, so many that their arrays fit on the stack.
+
+        The others stay outer loops. Raises NeedsSplit to divide the first loop between the two.
+        """
+        reductions = [s.value for s in self.nest.sinks if isinstance(s.value, Reduced)]
+        n_bytes = sum(Total(reduction, "", at="[]").n_bytes for reduction in reductions)
         for number in range(self._n_passes):
             n_bytes += sum(value.dtype.itemsize for value in self._functions_of_results(number))
         most = MOST_SCRATCH_BYTES // n_bytes
@@ -381,32 +398,35 @@ class Loops(NestText):
             columns = inner
         return columns
 
-    def _joined(self) -> tuple[set[Variable], list[Variable]]:
-        """The loops, one made of two where each access goes on where the inner loop has ended; and
-        those that are part of another now."""
+    def _merge_loops(self) -> tuple[set[Variable], list[Variable]]:
+        """The variables of loops that became part of the next one, and the loops that remain.
+
+        Two loops are merged if, in each access, the outer one's stride is the inner one's extent.
+        """
         loops: list[Variable] = []
         joined = {*self.joined}
         for loop in self.loops:
-            if loops and self._joins(loops[-1], loop):
+            if loops and self._can_merge(loops[-1], loop):
                 outer = loops.pop()
                 joined.add(outer)
                 loop = replace(loop, n=outer.n * loop.n)
             loops.append(loop)
         return joined, loops
 
-    def _joins(self, outer: Variable, inner: Variable) -> bool:
+    def _can_merge(self, outer: Variable, inner: Variable) -> bool:
         rolled = {variable for variable, *_ in self.rolls}
-        if self._group(outer) != self._group(inner) or {outer, inner} & rolled:
+        if self._loop_group(outer) != self._loop_group(inner) or {outer, inner} & rolled:
             return False
         factors = [dict(access.terms) for access in self.accesses]
-        return all(one.get(outer, 0) == one.get(inner, 0) * inner.n for one in factors)
+        return all(terms.get(outer, 0) == terms.get(inner, 0) * inner.n for terms in factors)
 
-    def _group(self, loop: Variable) -> int:
-        if loop == self._lanes:
+    def _loop_group(self, loop: Variable) -> int:
+        """A number for the loop's kind: only loops of the same kind can be merged."""
+        if loop == self._lane_variable:
             return 3
         return 2 if loop in self._columns else self._is_outer(loop)
 
-    def _check_strides(self, innermost: Variable) -> None:
+    def _decline_far_apart(self, innermost: Variable) -> None:
         if math.prod(self.nest.size) < MANY:
             return
         for access in self.accesses:
@@ -415,19 +435,19 @@ class Loops(NestText):
 
 
 def _largest_divisor(n: int, at_most: int) -> int:
-    return max(one for one in range(1, at_most + 1) if n % one == 0)
+    return max(divisor for divisor in range(1, at_most + 1) if n % divisor == 0)
 
 
-def _for(variable: str, low: int, high: int, *, is_parted: bool = False) -> str:
-    """The head of a loop; `is_parted`: of this thread's part, from `from` to `to`."""
+def _for(variable: str, low: int, high: int, *, is_shared: bool = False) -> str:
+    """The head of a loop; with `is_shared`, of the thread's part of it, from `from` to `to`."""
     begin, end = str(low), str(high)
-    if is_parted:
+    if is_shared:
         begin, end = f"larger({low}, from)", f"smaller({high}, to)"
     return f"for (long {variable} = {begin}; {variable} < {end}; {variable}++)"
 
 
 def _share_of(n: int) -> list[str]:
-    """The lines that find a thread's part of `n` rounds."""
+    """The lines that find a thread's part of `n` iterations."""
     return [
         "const long thread = omp_get_thread_num(), n_threads = omp_get_num_threads();",
         f"const long from = {long_of(n)} * thread / n_threads;",

@@ -1,8 +1,9 @@
-"""Reads a segment as values: what its outputs and written inputs hold in the end.
+"""Reads a segment as values: those of its outputs, and those of its written inputs at the end.
 
-In: a segment. Out: `Values`; Declined for ops and arguments without a rule. Called by `write`. That
-no tensor is empty and each has a dtype of `fusible.DTYPES` is certain: `dispatch.plan.partition`
-puts no other calls into segments.
+In: a segment. Out: `Values`; Declined for ops and arguments without a rule. Called by `write`.
+
+No tensor of a segment is empty, and each has a dtype of `fusible.DTYPES`:
+`dispatch.plan.partition` puts no other calls into segments.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ from lazy_tensor.kernels.symbolic import example_of
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What a segment computes: the value of each output, and of each written input by number.
+    """What a segment computes: its outputs' values, and those of written inputs by their numbers.
 
-    `bad` says whether an index from data is out of range; None without such indices.
+    `bad` is a bool, true if an index from data is out of range; None without such indices.
     """
 
     outputs: tuple[Value, ...]
@@ -63,20 +64,20 @@ def values_of(segment: Segment) -> Values:
 class _Reader:
     """Reads the calls of a segment one by one.
 
-    A write gives its target a new value, and what its target is a view of.
+    A write gives a new value to its target and, if that is a view, to the bases.
     """
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
         self._values: list[Value | None] = [
-            Input(one.size, one.dtype, i, one.stride, 0) for i, one in enumerate(segment.inputs)
+            Input(spec.size, spec.dtype, i, spec.stride, 0) for i, spec in enumerate(segment.inputs)
         ]
-        # of each view the number of its base, and how it shows that
+        # view -> the number of its base, and the view's op
         self._views: dict[int, tuple[int, Shown]] = {}
-        # of each view its value, and that of its base which it shows
-        self._shown: dict[int, tuple[Value, Value]] = {}
+        # view -> its value, and the value of the base from which that was made
+        self._view_values: dict[int, tuple[Value, Value]] = {}
         self._written: set[int] = set()
-        # the dtype in which the call at hand computes
+        # its dtypes are those of the call that is being read
         self._builder = Builder(torch.float32)
 
     def values(self) -> Values:
@@ -91,58 +92,58 @@ class _Reader:
         )
 
     def _read(self, call: Call) -> None:
-        name, given = base_name(call.op), dict(call.arguments())
+        name, arguments = base_name(call.op), dict(call.arguments())
         if name in VIEWS:
-            base = given["self"].index
-            specs = [one for one in call.outputs if one is not None]
-            for view in views_of(name, given, self._value(base).size, specs):
+            base = arguments["self"].index
+            specs = [spec for spec in call.outputs if spec is not None]
+            for view in views_of(name, arguments, self._value(base).size, specs):
                 self._views[len(self._values)] = base, view
                 self._values.append(None)
             return
         b = self._builder
-        b.holds = self._dtype_of(call, name, given)
-        b.dtype = b.holds if name in TESTS else _computed_in(b.holds)
-        arguments = {one: self._argument(name, one, value) for one, value in given.items()}
-        made = self._made(call, name, arguments)
-        results, writes = made[: len(call.outputs)], made[len(call.outputs) :]
+        b.stored_dtype = self._dtype_of(call, name, arguments)
+        b.dtype = b.stored_dtype if name in TESTS else _computed_in(b.stored_dtype)
+        operands = {key: self._argument(name, key, value) for key, value in arguments.items()}
+        values = self._results_of_call(call, name, operands)
+        results, writes = values[: len(call.outputs)], values[len(call.outputs) :]
         if len(results) < len(call.outputs):
             raise Declined(f"{call.op}: several results")
         for value, spec in zip(results, call.outputs, strict=True):
-            self._values.append(self._result(call, value, given, spec) if spec else None)
-        # an op without results of its own writes `self`
+            self._values.append(self._result(call, value, arguments, spec) if spec else None)
+        # an op without outputs writes `self`
         targets = UNDECLARED_WRITES.get(call.op, ()) if call.outputs else ("self",)
         for target, value in zip(targets, writes, strict=True):
             if value is not None:
-                self._write(given[target].index, value)
+                self._write(arguments[target].index, value)
 
     def _result(
-        self, call: Call, value: Value | None, given: Arguments, spec: TensorSpec
+        self, call: Call, value: Value | None, arguments: Arguments, spec: TensorSpec
     ) -> Value | None:
-        """A result in its dtype and sizes: its rule's, those asked for, or those of `self`."""
+        """A result in its dtype, and in the size of its rule, the argument `size`, or `self`."""
         if value is None:
             return None
-        # halves are computed in float32
+        # a 16-bit result is computed in float32
         if spec.dtype in HALVES:
             value = self._builder.cast(value, spec.dtype)
         if example_of(value.size) == spec.size:
             return value
-        size = given.get("size")
+        size = arguments.get("size")
         if size is not None:
             size = expanded_size(value.size, size)
         elif base_name(call.op).endswith("_like"):
-            size = self._value(given["self"].index).size
+            size = self._value(arguments["self"].index).size
         if size is None or example_of(size) != spec.size:
             raise Declined(f"{call.op}: sizes of its result")
         return expanded(value, size)
 
     def _value(self, number: int) -> Value:
-        """What the value of this number holds now."""
+        """The current value of this number."""
         if number in self._views:
             base_number, view = self._views[number]
             base = self._value(base_number)
-            if number not in self._shown or self._shown[number][1] is not base:
-                self._shown[number] = view.of(base), base
-            return self._shown[number][0]
+            if number not in self._view_values or self._view_values[number][1] is not base:
+                self._view_values[number] = view.of(base), base
+            return self._view_values[number][0]
         value = self._values[number]
         if value is None:
             raise Declined("an undefined value")
@@ -158,26 +159,26 @@ class _Reader:
         if number < len(self._segment.inputs):
             self._written.add(number)
 
-    def _dtype_of(self, call: Call, name: str, given: Arguments) -> torch.dtype:
-        """The dtype of the results, or in which tests compare; Declined if that is hard to tell."""
-        taken = {n: self._value(v.index) for n, v in given.items() if isinstance(v, Ref)}
-        kept = _kept(name)
-        values = [v for n, v in taken.items() if n not in kept]
-        values += [self._value(one.index) for one in given.get("tensors", ())]
+    def _dtype_of(self, call: Call, name: str, arguments: Arguments) -> torch.dtype:
+        """The dtype of the results, or of a test's operands; Declined if these rules can't tell."""
+        tensors = {n: self._value(v.index) for n, v in arguments.items() if isinstance(v, Ref)}
+        uncast = _uncast_arguments(name)
+        values = [v for n, v in tensors.items() if n not in uncast]
+        values += [self._value(ref.index) for ref in arguments.get("tensors", ())]
         if name in TESTS or name in ("all", "any"):
-            dtype = self._compared_in(values, given.get("other"))
+            dtype = self._compared_in(values, arguments.get("other"))
             if dtype not in C_TYPES:
                 raise Declined(f"{call.op}: compared as {dtype}")
             if any(v.dtype.is_floating_point for v in values) != dtype.is_floating_point:
                 raise Declined(f"{call.op}: a float beside integers")
         elif name in GIVES_PLACES:
-            dtype = taken["self"].dtype
+            dtype = tensors["self"].dtype
         elif call.outputs:
-            dtype, *others = {one.dtype for one in call.outputs if one is not None}
+            dtype, *others = {spec.dtype for spec in call.outputs if spec is not None}
             if len({*map(_computed_in, (dtype, *others))}) > 1:
                 raise Declined(f"{call.op}: results of several dtypes")
         else:
-            dtype = taken["self"].dtype
+            dtype = tensors["self"].dtype
             if name != "copy" and any(v.size and v.dtype is not dtype for v in values):
                 raise Declined(f"{call.op}: it writes another dtype")
         if not dtype.is_floating_point:
@@ -189,9 +190,9 @@ class _Reader:
         return dtype
 
     def _compared_in(self, values: Sequence[Value], other: Any) -> torch.dtype:
-        """The dtype in which eager compares values, or one with a number: `True == 2` is false."""
+        """The dtype in which eager compares; for a bool and 2 int64, so `True == 2` is false."""
         operands: list[Any] = [
-            torch.empty([1] * len(one.size), dtype=one.dtype, device="meta") for one in values
+            torch.empty([1] * len(v.size), dtype=v.dtype, device="meta") for v in values
         ]
         if isinstance(other, ScalarRef):
             other = self._segment.scalars[other.index](1)
@@ -199,38 +200,38 @@ class _Reader:
             operands.append(other)
         return torch.result_type(operands[0], operands[-1])
 
-    def _argument(self, name: str, argument: str, given: Any) -> Any:
+    def _argument(self, name: str, argument: str, value: Any) -> Any:
         """An argument as a value of the dtype in which the call computes; others as they are."""
         b = self._builder
-        if isinstance(given, tuple):
-            return tuple(self._argument(name, argument, one) for one in given)
-        if isinstance(given, Ref):
-            value = self._value(given.index)
-            if argument in _kept(name):
-                return value
-            is_taken = name in TAKES_UNROUNDED and argument == "other" and not value.size
-            # where the results are halves, eager rounds a tensor of another dtype first
-            if b.holds in HALVES and not (is_taken or name in NORMS):
-                value = b.cast(value, b.holds)
-            return b.cast(value, b.dtype)
-        if isinstance(given, ScalarRef):
+        if isinstance(value, tuple):
+            return tuple(self._argument(name, argument, item) for item in value)
+        if isinstance(value, Ref):
+            tensor = self._value(value.index)
+            if argument in _uncast_arguments(name):
+                return tensor
+            is_unrounded = name in TAKES_UNROUNDED and argument == "other" and not tensor.size
+            # for 16-bit results eager first rounds tensors of other dtypes
+            if b.stored_dtype in HALVES and not (is_unrounded or name in NORMS):
+                tensor = b.cast(tensor, b.stored_dtype)
+            return b.cast(tensor, b.dtype)
+        if isinstance(value, ScalarRef):
             dtype = b.dtype
-            if self._segment.scalars[given.index] is float and not dtype.is_floating_point:
+            if self._segment.scalars[value.index] is float and not dtype.is_floating_point:
                 raise Declined("a float beside integers")
             if dtype in C_TYPES_OF_NUMBERS:
-                return Number((), dtype, f"({C_TYPES[dtype]})number{given.index}")
+                return Number((), dtype, f"({C_TYPES[dtype]})number{value.index}")
             if dtype in HALVES:
-                number = Number((), torch.float32, f"(float)number{given.index}")
+                number = Number((), torch.float32, f"(float)number{value.index}")
                 return b.cast(number, dtype)
             raise Declined(f"a run-time number among {dtype}")
-        return given
+        return value
 
-    def _made(self, call: Call, name: str, given: Arguments) -> list[Value | None]:
-        """The values that the call makes, then those that it writes to its arguments."""
+    def _results_of_call(self, call: Call, name: str, operands: Arguments) -> list[Value | None]:
+        """The values of the call's outputs, then those that it writes to its arguments."""
         b, rule = self._builder, RULES.get(name)
         if rule is not None:
-            found = rule(b, given)
-            return found if isinstance(found, list) else [found]
+            results = rule(b, operands)
+            return results if isinstance(results, list) else [results]
         if name in FACTORIES:
             return [b.of("{0}", FACTORIES[name])]
         text = TESTS.get(name) or TEXTS.get(name)
@@ -238,17 +239,19 @@ class _Reader:
             text = f"{name}({{0}})"
         if text is None:
             raise Declined(f"{call.op}: no rule")
-        if len(given) != (2 if "{1}" in text else 1):
+        if len(operands) != (2 if "{1}" in text else 1):
             raise Declined(f"{call.op}: other arguments than its rule knows")
-        return [b.test(text, *given.values()) if name in TESTS else b.of(text, *given.values())]
+        return [
+            b.test(text, *operands.values()) if name in TESTS else b.of(text, *operands.values())
+        ]
 
 
 C_TYPES_OF_NUMBERS = (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)
-"""The dtypes that a run-time number can have as it is."""
+"""The dtypes to which C casts a run-time number without a rounding function."""
 
 
 def _computed_in(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which eager computes results of a dtype."""
+    """The dtype in which eager computes results of `dtype`."""
     return torch.float32 if dtype in HALVES else dtype
 
 
@@ -260,9 +263,9 @@ INDICES = {
     "zeros_like": names("self"), "ones_like": names("self"), "full_like": names("self"),
     "new_zeros": names("self"), "new_ones": names("self"), "new_full": names("self"),
 }  # fmt: skip
-"""Arguments that stay as they are: integers, and tensors of which only the sizes count."""
+"""Arguments that aren't cast: integers, and tensors of which only the size matters."""
 
 
-def _kept(name: str) -> frozenset[str]:
+def _uncast_arguments(name: str) -> frozenset[str]:
     """The arguments of an op that aren't cast to the dtype in which it computes."""
     return MASKS | INDICES.get(name, frozenset())

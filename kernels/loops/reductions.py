@@ -1,4 +1,4 @@
-"""How reductions, losses, norms and moves by index compute their results; the rest of `rules`.
+"""The rules of `rules` for reductions, losses, norms, and ops that take an index tensor.
 
 The formulas are those of eager's kernels (`aten/src/ATen/native`).
 """
@@ -22,8 +22,8 @@ Rule = Callable[[Builder, Arguments], "Value | list[Value | None]"]
 _INTEGERS, _DOUBLES = Builder(torch.int64), Builder(torch.float64)
 
 
-def _as_asked(b: Builder, losses: Value, reduction: int) -> Value:
-    """Losses as they are (0), their mean (1) or their sum (2)."""
+def _reduced_loss(b: Builder, losses: Value, reduction: int) -> Value:
+    """The loss by PyTorch's `Reduction`: one for each element (0), the mean (1) or the sum (2)."""
     if reduction == 0:
         return losses
     total = b.reduced("sum", losses, None, keepdim=False)
@@ -38,20 +38,18 @@ def _mse_backward(b: Builder, a: Arguments) -> Value:
 
 def _reduce(kind: str) -> Callable[[Builder, Arguments], Value]:
     def rule(b: Builder, a: Arguments) -> Value:
-        value = a["self"]
-        found = b.reduced(
-            "sum" if kind == "mean" else kind, value, a.get("dim"), keepdim=a.get("keepdim", False)
-        )
+        x, dims, keepdim = a["self"], a.get("dim"), a.get("keepdim", False)
         if kind != "mean":
-            return found
-        n = math.prod(value.size) // max(math.prod(found.size), 1)
-        return b.of("{0} / {1}", found, n)
+            return b.reduced(kind, x, dims, keepdim=keepdim)
+        total = b.reduced("sum", x, dims, keepdim=keepdim)
+        n = math.prod(x.size) // max(math.prod(total.size), 1)
+        return b.of("{0} / {1}", total, n)
 
     return rule
 
 
 def _place(b: Builder, kind: str, x: Value, dim: int, *, keepdim: bool) -> Value:
-    """The first place, along a dimension, of the greatest or least number, or of a NaN."""
+    """The first index, along a dimension, of the greatest or least number, or of a NaN."""
     dim %= len(x.size)
     is_most = b.test("({0} == {1}) | ({0} != {0})", x, b.reduced(kind, x, dim))
     places = Builder(torch.int32)
@@ -65,18 +63,18 @@ def _place_of(kind: str) -> Callable[[Builder, Arguments], Value]:
         x, dim, keepdim = a["self"], a.get("dim"), a.get("keepdim", False)
         if dim is not None and x.size:
             return _place(b, kind, x, dim, keepdim=keepdim)
-        found = _place(b, kind, Reshaped((math.prod(x.size),), x.dtype, x), 0, keepdim=False)
-        return Reshaped((1,) * len(x.size), found.dtype, found) if keepdim else found
+        place = _place(b, kind, Reshaped((math.prod(x.size),), x.dtype, x), 0, keepdim=False)
+        return Reshaped((1,) * len(x.size), place.dtype, place) if keepdim else place
 
     return rule
 
 
 def _most(kind: str) -> Rule:
-    """`max` and `min`: of all elements, or along a dimension with places."""
+    """`max` and `min`: of all elements, or along a dimension, then with the indices."""
 
     def rule(b: Builder, a: Arguments) -> Value | list[Value | None]:
-        found = _reduce(kind)(b, a)
-        return [found, _place_of(kind)(b, a)] if "dim" in a else found
+        result = _reduce(kind)(b, a)
+        return [result, _place_of(kind)(b, a)] if "dim" in a else result
 
     return rule
 
@@ -93,8 +91,8 @@ def _variance(b: Builder, a: Arguments, text: str = "{0} / {1}") -> Value:
     n = math.prod(x.size) // math.prod(mean.size)
     if not isinstance(correction, (int, float)) or n <= correction:
         raise Declined("too few numbers for a variance")
-    found = b.cast(_DOUBLES.of(text, squares, n - correction), b.dtype)
-    return found if a.get("keepdim", False) else squeezed(found, dims)
+    result = b.cast(_DOUBLES.of(text, squares, n - correction), b.dtype)
+    return result if a.get("keepdim", False) else squeezed(result, dims)
 
 
 _deviation = partial(_variance, text="square_root({0} / {1})")
@@ -112,7 +110,7 @@ def _layer_norm(b: Builder, a: Arguments) -> list[Value | None]:
 
 
 def _affine(b: Builder, value: Value, weight: Value | None, bias: Value | None = None) -> Value:
-    """A value times `weight`, plus `bias`, where these are given."""
+    """A value times `weight`, plus `bias`; None stands for 1 and 0."""
     if weight is not None:
         value = b.of("{0} * {1}", value, weight)
     return value if bias is None else b.of("{0} + {1}", value, bias)
@@ -146,10 +144,10 @@ def _all_or_any(kind: str) -> Rule:
     def rule(b: Builder, a: Arguments) -> Value:
         are_true = b.test("{0} != 0", a["self"])
         if a.get("dim") == ():
-            return are_true  # where other reductions take all dimensions
+            return are_true  # other reductions reduce all dimensions for `()`
         numbers = b.cast(are_true, torch.int32)
-        found = b.reduced(kind, numbers, a.get("dim"), keepdim=a.get("keepdim", False))
-        return b.test("{0} != 0", found)
+        result = b.reduced(kind, numbers, a.get("dim"), keepdim=a.get("keepdim", False))
+        return b.test("{0} != 0", result)
 
     return rule
 
@@ -168,9 +166,9 @@ def _norm(b: Builder, a: Arguments) -> Value:
         raise Declined("a norm of another order than 1, 2 and infinity")
     dims, keepdim = a.get("dim"), a.get("keepdim", False)
     kind = "max" if order == math.inf else "sum"
-    found = b.reduced(kind, b.of("absolute({0})", x), dims, keepdim=keepdim)
-    if order != 2 or math.prod(found.size) == math.prod(x.size):
-        return found
+    norm = b.reduced(kind, b.of("absolute({0})", x), dims, keepdim=keepdim)
+    if order != 2 or math.prod(norm.size) == math.prod(x.size):
+        return norm
     return b.of("square_root({0})", b.reduced("sum", b.of("{0} * {0}", x), dims, keepdim=keepdim))
 
 
@@ -179,26 +177,26 @@ def _logsumexp(b: Builder, a: Arguments) -> Value:
     most = b.reduced("max", x, dims)
     most = b.of("absolute({0}) == __builtin_inf() ? 0 : {0}", most)
     total = b.reduced("sum", b.of("exp({0} - {1})", x, most), dims)
-    found = b.of("log({0}) + {1}", total, most)
-    return found if a.get("keepdim", False) else squeezed(found, dims)
+    result = b.of("log({0}) + {1}", total, most)
+    return result if a.get("keepdim", False) else squeezed(result, dims)
 
 
 def _layer_norm_backward(b: Builder, a: Arguments) -> list[Value | None]:
     grad, x, n_dims = a["grad_out"], a["input"], len(a["normalized_shape"])
     outer, inner = (*range(len(x.size) - n_dims),), (*range(len(x.size) - n_dims, len(x.size)),)
-    scaled = b.of("({0} - {1}) * {2}", x, a["mean"], a["rstd"])
-    products = b.of("{0} * {1}", grad, scaled)
-    ahead = _affine(b, grad, a.get("weight"))
+    normed = b.of("({0} - {1}) * {2}", x, a["mean"], a["rstd"])
+    products = b.of("{0} * {1}", grad, normed)
+    normed_grad = _affine(b, grad, a.get("weight"))
     n = math.prod(a["normalized_shape"])
-    found = b.of(
+    x_grad = b.of(
         "{3} * ({0} - ({1} + {2} * {4}) / {5})",
-        ahead, b.reduced("sum", ahead, inner), scaled, a["rstd"],
-        b.reduced("sum", b.of("{0} * {1}", ahead, scaled), inner), n,
+        normed_grad, b.reduced("sum", normed_grad, inner), normed, a["rstd"],
+        b.reduced("sum", b.of("{0} * {1}", normed_grad, normed), inner), n,
     )  # fmt: skip
     if not outer:
-        return [found, products, grad]
-    over_rows = [b.reduced("sum", one, outer, keepdim=False) for one in (products, grad)]
-    return [found, *over_rows]
+        return [x_grad, products, grad]
+    over_rows = [b.reduced("sum", terms, outer, keepdim=False) for terms in (products, grad)]
+    return [x_grad, *over_rows]
 
 
 def _group_norm(b: Builder, a: Arguments) -> list[Value | None]:
@@ -209,8 +207,8 @@ def _group_norm(b: Builder, a: Arguments) -> list[Value | None]:
     scale = b.of("1 / square_root({0} + {1})", variance, a["eps"])
     normed = b.of("({0} - {1}) * {2}", rows, mean, scale)
     weight, bias = (_channels(a.get(name), len(x.size)) for name in ("weight", "bias"))
-    found = _affine(b, Reshaped(x.size, x.dtype, normed), weight, bias)
-    return [found, squeezed(mean, 2), squeezed(scale, 2)]
+    result = _affine(b, Reshaped(x.size, x.dtype, normed), weight, bias)
+    return [result, squeezed(mean, 2), squeezed(scale, 2)]
 
 
 def _rms_norm(b: Builder, a: Arguments) -> list[Value | None]:
@@ -225,43 +223,46 @@ def _rms_norm(b: Builder, a: Arguments) -> list[Value | None]:
 
 def _group_norm_backward(b: Builder, a: Arguments) -> list[Value | None]:
     n, n_channels, n_groups, size = a["N"], a["C"], a["group"], a["input"].size
-    shown = (n, n_groups, n_channels // n_groups, math.prod(size) // (n * n_channels))
-    x, grad = (Reshaped(shown, b.dtype, a[one]) for one in ("input", "grad_out"))
+    size_of_groups = (n, n_groups, n_channels // n_groups, math.prod(size) // (n * n_channels))
+    x, grad = (Reshaped(size_of_groups, b.dtype, a[name]) for name in ("input", "grad_out"))
     mean, scale = (Reshaped((n, n_groups, 1, 1), a[s].dtype, a[s]) for s in ("mean", "rstd"))
-    scaled = b.of("({0} - {1}) * {2}", x, mean, scale)
-    ahead: Value = grad
+    normed = b.of("({0} - {1}) * {2}", x, mean, scale)
+    normed_grad: Value = grad
     if a.get("weight") is not None:
-        weight = Reshaped((n_groups, shown[2], 1), b.dtype, a["weight"])
-        ahead = b.of("{0} * {1}", grad, weight)
-    totals = [b.reduced("sum", one, (2, 3)) for one in (ahead, b.of("{0} * {1}", ahead, scaled))]
-    found = b.of(
-        "{0} * ({1} - ({2} + {3} * {4}) / {5})", scale, ahead, totals[0], scaled, totals[1],
-        shown[2] * shown[3],
-    )  # fmt: skip
-    over = [
-        Reshaped((n_channels,), b.dtype, b.reduced("sum", one, (0, 3), keepdim=False))
-        for one in (b.of("{0} * {1}", grad, scaled), grad)
+        weight = Reshaped((n_groups, size_of_groups[2], 1), b.dtype, a["weight"])
+        normed_grad = b.of("{0} * {1}", grad, weight)
+    totals = [
+        b.reduced("sum", terms, (2, 3))
+        for terms in (normed_grad, b.of("{0} * {1}", normed_grad, normed))
     ]
-    return [Reshaped(size, b.dtype, found), *over]
+    x_grad = b.of(
+        "{0} * ({1} - ({2} + {3} * {4}) / {5})", scale, normed_grad, totals[0], normed, totals[1],
+        size_of_groups[2] * size_of_groups[3],
+    )  # fmt: skip
+    weight_and_bias_grads = [
+        Reshaped((n_channels,), b.dtype, b.reduced("sum", terms, (0, 3), keepdim=False))
+        for terms in (b.of("{0} * {1}", grad, normed), grad)
+    ]
+    return [Reshaped(size, b.dtype, x_grad), *weight_and_bias_grads]
 
 
 def _safe_softmax(b: Builder, a: Arguments) -> Value:
-    """Of rows without a number, zeros."""
+    """A softmax that gives zeros for rows of `-inf` alone."""
     most = b.reduced("max", a["self"], a["dim"])
     return b.of("{0} == -__builtin_inf() ? 0 : {1}", most, _softmax(b, a))
 
 
 def _binary_cross_entropy_backward(b: Builder, a: Arguments) -> Value:
     x, target = a["self"], a["target"]
-    found = b.of(
+    x_grad = b.of(
         "{0} * ({1} - {2}) / maximum((1 - {1}) * {1}, {3})", a["grad_output"], x, target, 1e-12
     )
-    found = _affine(b, found, a.get("weight"))
-    return b.of("{0} / {1}", found, math.prod(x.size)) if a.get("reduction", 1) == 1 else found
+    x_grad = _affine(b, x_grad, a.get("weight"))
+    return b.of("{0} / {1}", x_grad, math.prod(x.size)) if a.get("reduction", 1) == 1 else x_grad
 
 
 def _channels(value: Value | None, n_dims: int) -> Value | None:
-    """A value with one element for each channel, beside tensors of so many dimensions."""
+    """A value with one element per channel, shaped to broadcast with tensors of `n_dims`."""
     if value is None:
         return None
     return Reshaped((*value.size, *[1] * (n_dims - 2)), value.dtype, value)
@@ -271,32 +272,32 @@ def _batch_norm(b: Builder, a: Arguments) -> list[Value | None]:
     x, n_dims = a["input"], len(a["input"].size)
     dims = (0, *range(2, n_dims))
     n = math.prod(x.size) // x.size[1]
-    shown: dict[str, Any] = {
+    channels: dict[str, Any] = {
         name: _channels(a.get(name), n_dims)
         for name in ("weight", "bias", "running_mean", "running_var")
     }
-    saved: list[Value | None] = [None] * 4
+    statistics: list[Value | None] = [None] * 4
     if a["training"]:
         mean, squares = _moments(b, x, dims)
         variance = b.of("{0} / {1}", squares, n)
     else:
-        mean, variance = shown["running_mean"], shown["running_var"]
+        mean, variance = channels["running_mean"], channels["running_var"]
     scale = b.of("1 / square_root({0} + {1})", variance, a["eps"])
     if a["training"]:
         size = (x.size[1],)
-        saved[:2] = [Reshaped(size, one.dtype, one) for one in (mean, scale)]
-        if shown["running_mean"] is not None:
+        statistics[:2] = [Reshaped(size, value.dtype, value) for value in (mean, scale)]
+        if channels["running_mean"] is not None:
             if n == 1:
                 raise Declined("a variance of one number")
-            news = mean, b.of("{0} / {1}", squares, n - 1)
-            saved[2:] = [
-                Reshaped(size, one.dtype, b.of(
-                    "{2} * {1} + {3} * {0}", shown[name], one, a["momentum"], 1 - a["momentum"]
+            moments = mean, b.of("{0} / {1}", squares, n - 1)
+            statistics[2:] = [
+                Reshaped(size, value.dtype, b.of(
+                    "{2} * {1} + {3} * {0}", channels[name], value, a["momentum"], 1 - a["momentum"]
                 ))
-                for name, one in zip(("running_mean", "running_var"), news, strict=True)
+                for name, value in zip(("running_mean", "running_var"), moments, strict=True)
             ]  # fmt: skip
-    found = b.of("({0} - {1}) * {2}", x, mean, scale)
-    return [_affine(b, found, shown["weight"], shown["bias"]), *saved]
+    normed = b.of("({0} - {1}) * {2}", x, mean, scale)
+    return [_affine(b, normed, channels["weight"], channels["bias"]), *statistics]
 
 
 def _batch_norm_backward(b: Builder, a: Arguments) -> list[Value | None]:
@@ -309,31 +310,38 @@ def _batch_norm_backward(b: Builder, a: Arguments) -> list[Value | None]:
         mean, variance = (_channels(a[name], n_dims) for name in ("running_mean", "running_var"))
         scale = b.of("1 / square_root({0} + {1})", variance, a["eps"])
     products = b.of("({0} - {1}) * {2}", x, mean, grad)
-    product, total = (b.reduced("sum", one, dims) for one in (products, grad))
-    found = grad
+    product, total = (b.reduced("sum", terms, dims) for terms in (products, grad))
+    x_grad = grad
     if a["train"]:
         factor = b.of("{0} * {1} * {1} / {2}", product, scale, n)
-        found = b.of("{0} - {1} / {2} - ({3} - {4}) * {5}", grad, total, n, x, mean, factor)
+        x_grad = b.of("{0} - {1} / {2} - ({3} - {4}) * {5}", grad, total, n, x, mean, factor)
     weight = _channels(a.get("weight"), n_dims)
-    found = _affine(b, b.of("{0} * {1}", found, scale), weight)
-    over = b.of("{0} * {1}", product, scale), total
-    return [found, *(Reshaped((x.size[1],), one.dtype, one) for one in over)]
+    x_grad = _affine(b, b.of("{0} * {1}", x_grad, scale), weight)
+    grads = b.of("{0} * {1}", product, scale), total
+    return [x_grad, *(Reshaped((x.size[1],), grad.dtype, grad) for grad in grads)]
 
 
 def _loss(text: str, *names: str, **others: float) -> Rule:
-    """A loss of each element of `self` and `target`, which are {0} and {1}, and of arguments."""
+    """A loss by the expression `text`: {0} is `self`, {1} `target`, and {2} on are the `names`.
+
+    `others` are the values of names that the call doesn't give.
+    """
 
     def rule(b: Builder, a: Arguments) -> Value:
-        given = [a.get(name, others.get(name)) for name in names]
-        losses = b.of(text, a["self"], a["target"], *given)
-        return _as_asked(b, losses, a.get("reduction", 1))
+        parameters = [a.get(name, others.get(name)) for name in names]
+        losses = b.of(text, a["self"], a["target"], *parameters)
+        return _reduced_loss(b, losses, a.get("reduction", 1))
 
     return rule
 
 
 def _loss_backward(inside: str, outside: str, name: str) -> Rule:
-    """The gradient: {0} is that of the loss, {1} the difference of the arguments, and {2} the limit
-    inside of which the first expression holds, and behind which the second one or its negative."""
+    """The gradient of a loss that is quadratic near 0, and linear from the limit `a[name]` on.
+
+    `inside` is its expression below the limit, and `outside` the one above; below the negative
+    limit it is `-outside`. In them {0} is the loss's gradient, {1} `self - target`, and {2} the
+    limit.
+    """
 
     def rule(b: Builder, a: Arguments) -> Value:
         x, target = a["self"], a["target"]
@@ -342,9 +350,9 @@ def _loss_backward(inside: str, outside: str, name: str) -> Rule:
             n = math.prod(broadcast_size([x.size, target.size]))
             grad = b.of("{0} * {1}", grad, 1 / n)
         difference = b.of("{0} - {1}", x, target)
-        # one condition in each expression: GCC 12 makes wrong vectors of some nested ones
-        found = b.of(f"{{1}} >= {{2}} ? {outside} : {inside}", grad, difference, a[name])
-        return b.of(f"{{1}} <= -{{2}} ? -({outside}) : {{3}}", grad, difference, a[name], found)
+        # one condition per expression: GCC 12 vectorizes some nested conditions wrongly
+        x_grad = b.of(f"{{1}} >= {{2}} ? {outside} : {inside}", grad, difference, a[name])
+        return b.of(f"{{1}} <= -{{2}} ? -({outside}) : {{3}}", grad, difference, a[name], x_grad)
 
     return rule
 
@@ -355,11 +363,11 @@ def _cross_entropy_of_logits(b: Builder, a: Arguments) -> Value:
     if a.get("pos_weight") is not None:
         log = b.of("(({1} - 1) * {2} + 1) * {0}", log, a["pos_weight"], target)
     losses = b.of("(1 - {0}) * {1} - {2}", target, x, log)
-    return _as_asked(b, _affine(b, losses, a.get("weight")), a.get("reduction", 1))
+    return _reduced_loss(b, _affine(b, losses, a.get("weight")), a.get("reduction", 1))
 
 
 def _at_index(b: Builder, source: Value, dim: int, index: Value, *, spread: bool) -> Value:
-    """The elements at an index that comes from data; `spread`: it has the sizes of the result."""
+    """The elements at an index from data, which has the size of the result if `spread`."""
     b.check(index, source.size[dim])
     place = clamped(index, source.size[dim])
     size = index.size if spread else (*source.size[:dim], *index.size, *source.size[dim + 1 :])
@@ -375,7 +383,7 @@ def _picked(b: Builder, a: Arguments, *, spread: bool) -> Value:
 
 
 def _counts(b: Builder, a: Arguments) -> Value:
-    """Which targets count, those that aren't `ignore_index`; these are checked."""
+    """Which targets aren't `ignore_index`. Adds the check of these to the builder."""
     scores, target = a["self"], a["target"]
     if a["reduction"] == 0 or len(scores.size) != 2 or len(target.size) != 1:
         raise Declined("losses that are not reduced")
@@ -389,26 +397,28 @@ def _nll(b: Builder, a: Arguments) -> list[Value | None]:
     counts = _counts(b, a)
     place = clamped(target, scores.size[1])
     column = Reshaped((target.size[0], 1), place.dtype, place)
-    found = Gathered(column.size, scores.dtype, scores, column, 1, is_spread=True)
-    score = Reshaped(target.size, scores.dtype, found)
-    of_class: Any = 1
+    column_scores = Gathered(column.size, scores.dtype, scores, column, 1, is_spread=True)
+    score = Reshaped(target.size, scores.dtype, column_scores)
+    class_weights: Any = 1
     if weight is not None:
-        of_class = Gathered(target.size, weight.dtype, weight, place, 0, is_spread=True)
-    weights = b.of("{0} ? {1} : 0", counts, of_class)
+        class_weights = Gathered(target.size, weight.dtype, weight, place, 0, is_spread=True)
+    weights = b.of("{0} ? {1} : 0", counts, class_weights)
     losses = b.of("{0} ? -{1} * {2} : 0", counts, score, weights)
-    loss, total = (b.reduced("sum", one, None, keepdim=False) for one in (losses, weights))
+    loss, total = (b.reduced("sum", terms, None, keepdim=False) for terms in (losses, weights))
     return [b.of("{0} / {1}", loss, total) if a["reduction"] == 1 else loss, total]
 
 
 def _nll_backward(b: Builder, a: Arguments) -> Value:
     scores, target, weight = a["self"], a["target"], a.get("weight")
     counts = _counts(b, a)
-    column, counted = (Reshaped((target.size[0], 1), one.dtype, one) for one in (target, counts))
-    here = _INTEGERS.test("({0} == {1}) & {2}", column, Place(scores.size, torch.int64, 1), counted)
+    column, column_counts = (Reshaped((target.size[0], 1), x.dtype, x) for x in (target, counts))
+    is_target = _INTEGERS.test(
+        "({0} == {1}) & {2}", column, Place(scores.size, torch.int64, 1), column_counts
+    )
     grad = a["grad_output"]
     if a["reduction"] == 1:
         grad = b.of("{0} / {1}", grad, a["total_weight"])
-    return b.of("{0} ? -{1} : 0", here, _affine(b, grad, weight))
+    return b.of("{0} ? -{1} : 0", is_target, _affine(b, grad, weight))
 
 
 REDUCTIONS: dict[str, Rule] = {

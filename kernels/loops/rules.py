@@ -1,7 +1,7 @@
-"""How each op computes its results: expressions in C, and rules that make several values.
+"""How each op computes its results: by an expression in C, or a rule, which is a function.
 
-`read` calls them. The formulas are those of eager's kernels (`aten/src/ATen/native/cpu`). An op
-that isn't here is Inductor's.
+`read` applies them. The formulas are those of eager's kernels (`aten/src/ATen/native/cpu`). A
+segment with an op that isn't here is left to Inductor.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TESTS = {
     "isnan": "{0} != {0}", "signbit": "with_sign(1, {0}) < 0",
     "isinf": "absolute({0}) == __builtin_inf()", "isfinite": "absolute({0}) < __builtin_inf()",
 }  # fmt: skip
-"""The expressions of ops that give bools."""
+"""The expressions of ops whose results are bools."""
 FOR_INTEGERS = names(
     """abs add all amax amin any arange argmax argmin bitwise_and bitwise_not bitwise_or bitwise_xor
     __and__ __or__ __xor__ cat clamp clamp_max clamp_min clone constant_pad_nd copy eq expand_copy
@@ -64,48 +64,50 @@ FOR_BOOLS = FOR_INTEGERS - names(
     prod relu rsub square sub sum"""
 )
 TAKES_UNROUNDED = names("mul div floor_divide")
-"""Ops that take a 0-dim tensor of another dtype as it is, where halves round it first."""
+"""Ops that use a 0-dim `other` as it is. If results have 16 bits, any other op rounds it first."""
 GIVES_PLACES = names("argmax argmin max min")
-"""Ops that compute in the dtype of `self`, whose results may be places."""
+"""Ops that compute in the dtype of `self`, even where their results are indices."""
 FACTORIES = {"zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}
 
 
 def _scaled(b: Builder, a: Arguments, name: str) -> Any:
-    alpha, value = a.get("alpha", 1), b.held(a[name])
-    return value if type(alpha) is int and alpha == 1 else b.of("{0} * {1}", b.held(alpha), value)
+    alpha, value = a.get("alpha", 1), b.round_number(a[name])
+    if type(alpha) is int and alpha == 1:
+        return value
+    return b.of("{0} * {1}", b.round_number(alpha), value)
 
 
 def _div(b: Builder, a: Arguments) -> Value:
     quotient = b.of("{0} / {1}", a["self"], a["other"])
     if a.get("rounding_mode") == "trunc":
-        return b.of("trunc_of({0})", b.step(quotient, a["other"]))
+        return b.of("trunc_of({0})", b.round_step(quotient, a["other"]))
     return quotient if a.get("rounding_mode") is None else _floor_divide(b, a)
 
 
 def _remainders(b: Builder, a: Arguments) -> tuple[Value, Value]:
-    """What a division leaves, with the sign of `self`, and whether `other` has another sign."""
-    left = b.of("fmod({0}, {1})", a["self"], a["other"])
-    return left, b.test("({0} != 0) & (({0} < 0) != ({1} < 0))", left, a["other"])
+    """The remainder of a division, with the sign of `self`; and whether `other` has another."""
+    remainder = b.of("fmod({0}, {1})", a["self"], a["other"])
+    return remainder, b.test("({0} != 0) & (({0} < 0) != ({1} < 0))", remainder, a["other"])
 
 
 def _remainder(b: Builder, a: Arguments) -> Value:
-    a = {name: b.held(one) for name, one in a.items()}
-    left, has_other_sign = _remainders(b, a)
-    return b.of("{1} ? {0} + {2} : {0}", left, has_other_sign, a["other"])
+    a = {name: b.round_number(operand) for name, operand in a.items()}
+    remainder, has_other_sign = _remainders(b, a)
+    return b.of("{1} ? {0} + {2} : {0}", remainder, has_other_sign, a["other"])
 
 
 def _floor_divide(b: Builder, a: Arguments) -> Value:
-    left, has_other_sign = _remainders(b, a)
-    step = partial(b.step, other=a["other"])
+    remainder, has_other_sign = _remainders(b, a)
+    step = partial(b.round_step, other=a["other"])
     quotient = step(b.of("{0} / {1}", a["self"], a["other"]))
     # where the quotient overflows, `fmod` gives NaN
     overflows = b.test(
         "(absolute({0}) == {1}) & (absolute({2}) != {1})", quotient, math.inf, a["self"]
     )
     divided = b.of(
-        "{0} ? {1} : {2}", overflows, a["self"], b.of("{0} - {1}", a["self"], step(left))
+        "{0} ? {1} : {2}", overflows, a["self"], b.of("{0} - {1}", a["self"], step(remainder))
     )
-    # a whole number, but for the rounding of this division
+    # an integer, except for the rounding of this division
     whole = b.of("{0} / {1}", step(divided), a["other"])
     whole = step(b.of("{1} ? {0} - 1 : {0}", step(whole), has_other_sign))
     floor = b.of("floor_of({0})", whole)
@@ -115,7 +117,7 @@ def _floor_divide(b: Builder, a: Arguments) -> Value:
 
 
 def _inverse_hyperbolic(name: str) -> Rule:
-    """SLEEF's functions give infinity from 1.8e19 on, where they square."""
+    """`log(2 * x)` for large `x`: SLEEF squares them, which gives infinity from 1.8e19 on."""
 
     def rule(b: Builder, a: Arguments) -> Value:
         x = a["self"]
@@ -132,27 +134,27 @@ def _inverse_hyperbolic(name: str) -> Rule:
 
 def _logit(b: Builder, a: Arguments) -> Value:
     def rest(value: Any) -> Value:
-        return b.cast(b.of("1 - {0}", value), b.holds)
+        return b.cast(b.of("1 - {0}", value), b.stored_dtype)
 
-    x, eps = a["self"], b.held(a.get("eps")) if a.get("eps") is not None else None
+    x, eps = a["self"], b.round_number(a.get("eps")) if a.get("eps") is not None else None
     if eps is not None:
         x = b.of("at_most(at_least({0}, {1}), {2})", x, eps, rest(eps))
-    return b.of("log({0})", b.cast(b.of("{0} / {1}", x, rest(x)), b.holds))
+    return b.of("log({0})", b.cast(b.of("{0} / {1}", x, rest(x)), b.stored_dtype))
 
 
 def _log_add_exp(b: Builder, a: Arguments) -> Value:
-    one, other = a["self"], a["other"]
-    most = b.of("maximum({0}, {1})", one, other)
-    found = b.of("{2} + log1p(exp(-absolute({0} - {1})))", one, other, most)
-    same = b.test("({0} == {1}) & (absolute({0}) == __builtin_inf())", one, other)
-    return b.of("{0} ? {1} : {2}", same, one, found)
+    x, other = a["self"], a["other"]
+    most = b.of("maximum({0}, {1})", x, other)
+    total = b.of("{2} + log1p(exp(-absolute({0} - {1})))", x, other, most)
+    are_equal_infinities = b.test("({0} == {1}) & (absolute({0}) == __builtin_inf())", x, other)
+    return b.of("{0} ? {1} : {2}", are_equal_infinities, x, total)
 
 
 def _x_log_y(b: Builder, a: Arguments) -> Value:
-    x, other = b.held(a["self"]), b.held(a["other"])
-    found = b.of("{0} * {1}", x, b.cast(b.of("log({0})", other), b.holds))
-    found = b.of("{0} == 0 ? 0 : {1}", x, found)
-    return b.of("{0} != {0} ? {0} : {1}", other, found)
+    x, other = b.round_number(a["self"]), b.round_number(a["other"])
+    product = b.of("{0} * {1}", x, b.cast(b.of("log({0})", other), b.stored_dtype))
+    product = b.of("{0} == 0 ? 0 : {1}", x, product)
+    return b.of("{0} != {0} ? {0} : {1}", other, product)
 
 
 def _sinc(b: Builder, a: Arguments) -> Value:
@@ -161,7 +163,7 @@ def _sinc(b: Builder, a: Arguments) -> Value:
 
 
 def _number_of(sign: str) -> Rule:
-    """The greater or smaller one of two numbers; of one and NaN, the number."""
+    """The greater or smaller of two numbers. If one of them is NaN, the other one."""
 
     def rule(b: Builder, a: Arguments) -> Value:
         chosen = b.of("{0} " + sign + " {1} ? {1} : {0}", a["self"], a["other"])
@@ -171,13 +173,13 @@ def _number_of(sign: str) -> Rule:
 
 
 def _nan_to_num(b: Builder, a: Arguments) -> Value:
-    info, x = torch.finfo(b.holds), a["self"]
+    info, x = torch.finfo(b.stored_dtype), a["self"]
     nan, most, least = (a.get(name) for name in ("nan", "posinf", "neginf"))
-    found = b.of("{0} == __builtin_inf() ? {1} : {0}", x, info.max if most is None else most)
-    found = b.of(
-        "{0} == -__builtin_inf() ? {1} : {2}", x, info.min if least is None else least, found
+    result = b.of("{0} == __builtin_inf() ? {1} : {0}", x, info.max if most is None else most)
+    result = b.of(
+        "{0} == -__builtin_inf() ? {1} : {2}", x, info.min if least is None else least, result
     )
-    return b.of("{0} != {0} ? {1} : {2}", x, 0 if nan is None else nan, found)
+    return b.of("{0} != {0} ? {1} : {2}", x, 0 if nan is None else nan, result)
 
 
 def _prelu_backward(b: Builder, a: Arguments) -> list[Value | None]:
@@ -188,12 +190,12 @@ def _prelu_backward(b: Builder, a: Arguments) -> list[Value | None]:
 
 def _hardswish_backward(b: Builder, a: Arguments) -> Value:
     grad, x = a["grad_output"], a["self"]
-    found = b.of("{1} >= 3 ? {0} : {0} * ({1} / 3 + {2})", grad, x, 0.5)
-    return b.of("{0} <= -3 ? 0 : {1}", x, found)
+    result = b.of("{1} >= 3 ? {0} : {0} * ({1} / 3 + {2})", grad, x, 0.5)
+    return b.of("{0} <= -3 ? 0 : {1}", x, result)
 
 
 def _tanh_of_softplus(b: Builder, x: Value) -> Value:
-    """`tanh(log1p(exp(x)))`, with one function in place of three. Beyond 20 it is 1."""
+    """`tanh(log1p(exp(x)))` by one function instead of three. From 20 on it is 1."""
     power = b.of("exp(at_most({0}, {1}))", x, 20)
     product = b.of("{0} * ({0} + 2)", power)
     return b.of("{0} / ({0} + 2)", product)
@@ -201,44 +203,44 @@ def _tanh_of_softplus(b: Builder, x: Value) -> Value:
 
 def _mish_backward(b: Builder, a: Arguments) -> Value:
     x = a["self"]
-    opened, bent = b.of("1 / (1 + exp(-{0}))", x), _tanh_of_softplus(b, x)
-    return b.of("{0} * ({1} + {2} * {3} * (1 - {1} * {1}))", a["grad_output"], bent, x, opened)
+    sigmoid, curve = b.of("1 / (1 + exp(-{0}))", x), _tanh_of_softplus(b, x)
+    return b.of("{0} * ({1} + {2} * {3} * (1 - {1} * {1}))", a["grad_output"], curve, x, sigmoid)
 
 
 SPECIAL_POWERS = {
     0.5: "square_root({0})", 2.0: "{1}", 3.0: "{1} * {0}", 1.0: "{0}",
     -0.5: "1 / square_root({0})", -1.0: "1 / {0}", -2.0: "1 / {1}",
 }  # fmt: skip
-"""Powers of {0}, of which {1} is the square."""
+"""Exponents with an expression of their own: {0} is the base, and {1} its square."""
 
 
 def _special_power(b: Builder, base: Value, exponent: float) -> Value:
-    square = b.cast(b.of("{0} * {0}", base), b.holds)
+    square = b.cast(b.of("{0} * {0}", base), b.stored_dtype)
     return b.of(SPECIAL_POWERS[exponent], base, square)
 
 
 def _pow(b: Builder, a: Arguments) -> Value:
-    given, base, exponent = a["exponent"], b.held(a["self"]), b.held(a["exponent"])
-    # float16 has no such cases in eager
-    has_special = b.holds is not torch.float16 and isinstance(base, Value)
-    if has_special and not isinstance(given, Value) and given in SPECIAL_POWERS:
-        return _special_power(b, base, given)
+    number, base, exponent = a["exponent"], b.round_number(a["self"]), b.round_number(a["exponent"])
+    # eager has no special cases for float16
+    has_special = b.stored_dtype is not torch.float16 and isinstance(base, Value)
+    if has_special and not isinstance(number, Value) and number in SPECIAL_POWERS:
+        return _special_power(b, base, number)
     power = b.of("pow({0}, {1})", base, exponent)
-    if has_special and isinstance(given, Number):
+    if has_special and isinstance(number, Number):
         for special in SPECIAL_POWERS:
             if special not in (2, -2):
-                found = _special_power(b, base, special)
-                power = b.of("{0} == {1} ? {2} : {3}", exponent, special, found, power)
+                result = _special_power(b, base, special)
+                power = b.of("{0} == {1} ? {2} : {3}", exponent, special, result, power)
     return power
 
 
 def _clamp(b: Builder, a: Arguments) -> Value:
-    found: Value = a["self"]
+    result: Value = a["self"]
     if a.get("min") is not None:
-        found = b.of("at_least({0}, {1})", found, a["min"])
+        result = b.of("at_least({0}, {1})", result, a["min"])
     if a.get("max") is not None:
-        found = b.of("at_most({0}, {1})", found, a["max"])
-    return found
+        result = b.of("at_most({0}, {1})", result, a["max"])
+    return result
 
 
 def _gelu(b: Builder, a: Arguments) -> Value:
@@ -278,7 +280,7 @@ def _roll(b: Builder, a: Arguments) -> Value:
         shift = shift % value.size[dim]
         if shift:
             value = Rolled(value.size, value.dtype, value, dim, shift)
-    # a roll by nothing is a copy, too
+    # `roll` returns a copy even if no shift is left
     return b.of("{0}", value)
 
 
@@ -293,13 +295,13 @@ def _cat(b: Builder, a: Arguments) -> Value:
 def _stack(b: Builder, a: Arguments) -> Value:
     size = a["tensors"][0].size
     dim = a.get("dim", 0) % (len(size) + 1)
-    shown = (*size[:dim], 1, *size[dim:])
-    parts = [Reshaped(shown, b.dtype, part) for part in a["tensors"]]
+    unsqueezed = (*size[:dim], 1, *size[dim:])
+    parts = [Reshaped(unsqueezed, b.dtype, part) for part in a["tensors"]]
     return _cat(b, {"tensors": parts, "dim": dim})
 
 
 def _padded(b: Builder, value: Value, dim: int, before: int, after: int, fill: Any = 0) -> Value:
-    """The value with so many elements before and behind it along a dimension."""
+    """The value padded along `dim`, by `before` and `after` elements with the value `fill`."""
     if before < 0 or after < 0:
         raise Declined("negative padding")
     sizes = [(*value.size[:dim], n, *value.size[dim + 1 :]) for n in (before, after)]
@@ -312,8 +314,8 @@ def _select_backward(b: Builder, a: Arguments) -> Value:
     size, grad = a["input_sizes"], a["grad_output"]
     dim = a["dim"] % len(size)
     at = a["index"] % size[dim]
-    shown = Reshaped((*grad.size[:dim], 1, *grad.size[dim:]), b.dtype, grad)
-    return _padded(b, shown, dim, at, size[dim] - at - 1)
+    unsqueezed = Reshaped((*grad.size[:dim], 1, *grad.size[dim:]), b.dtype, grad)
+    return _padded(b, unsqueezed, dim, at, size[dim] - at - 1)
 
 
 def _slice_backward(b: Builder, a: Arguments) -> Value:
@@ -326,11 +328,11 @@ def _slice_backward(b: Builder, a: Arguments) -> Value:
 
 
 def _constant_pad(b: Builder, a: Arguments) -> Value:
-    found, pad = a["self"], a["pad"]
+    result, pad = a["self"], a["pad"]
     for i in range(0, len(pad), 2):
-        dim = len(found.size) - 1 - i // 2
-        found = _padded(b, found, dim, pad[i], pad[i + 1], a.get("value", 0))
-    return b.of("{0}", found)
+        dim = len(result.size) - 1 - i // 2
+        result = _padded(b, result, dim, pad[i], pad[i + 1], a.get("value", 0))
+    return b.of("{0}", result)
 
 
 def _flip(b: Builder, a: Arguments) -> Value:
@@ -338,20 +340,20 @@ def _flip(b: Builder, a: Arguments) -> Value:
     dims = {d % len(size) for d in a["dims"]}
 
     def place(index: Indices) -> Indices:
-        backwards = [one.times(-1) + Index((), n - 1) for one, n in zip(index, size, strict=True)]
-        return tuple(backwards[d] if d in dims else one for d, one in enumerate(index))
+        backwards = [i.times(-1) + Index((), n - 1) for i, n in zip(index, size, strict=True)]
+        return tuple(backwards[d] if d in dims else i for d, i in enumerate(index))
 
     return b.of("{0}", View(size, b.dtype, a["self"], place))
 
 
 def _repeat(b: Builder, a: Arguments) -> Value:
     base, times = a["self"], a["repeats"]
-    shown = (*[1] * (len(times) - len(base.size)), *base.size)
-    size = tuple(map(operator.mul, shown, times))
+    aligned = (*[1] * (len(times) - len(base.size)), *base.size)
+    size = tuple(map(operator.mul, aligned, times))
 
     def place(index: Indices) -> Indices:
-        inner = [one.divided(n)[1] for one, n in zip(index, shown, strict=True)]
-        return tuple(inner[len(shown) - len(base.size) :])
+        inner = [i.divided(n)[1] for i, n in zip(index, aligned, strict=True)]
+        return tuple(inner[len(aligned) - len(base.size) :])
 
     return b.of("{0}", View(size, b.dtype, base, place))
 
@@ -368,7 +370,7 @@ def _triangle(sign: str) -> Rule:
 
 def _arange(b: Builder, a: Arguments) -> Value:
     start, end, step = a.get("start", 0), a["end"], a.get("step", 1)
-    if b.dtype.is_floating_point or not all(type(one) is int for one in (start, end, step)):
+    if b.dtype.is_floating_point or not all(type(n) is int for n in (start, end, step)):
         raise Declined("a range of floats")
     n = -((start - end) // step)
     return b.of("{0} * {1} + {2}", Place((n,), torch.int64, 0), step, start)
@@ -387,10 +389,10 @@ def _elu(b: Builder, a: Arguments) -> Value:
 
 
 def _elu_backward(b: Builder, a: Arguments) -> Value:
-    grad, x, scale, before = a["grad_output"], a["self_or_result"], a["scale"], a["input_scale"]
+    grad, x, scale = a["grad_output"], a["self_or_result"], a["scale"]
     factor = a["alpha"] * scale
     text = "{0} * {2} * ({1} + {3})" if a["is_result"] else "{0} * {2} * {3} * exp({1} * {2})"
-    below = b.of(text, grad, x, before, factor)
+    below = b.of(text, grad, x, a["input_scale"], factor)
     return b.of("{1} > 0 ? {0} * {2} : {3}", grad, x, scale, below)
 
 
@@ -414,9 +416,10 @@ def _glu(b: Builder, a: Arguments) -> Value:
 def _glu_backward(b: Builder, a: Arguments) -> Value:
     grad, dim = a["grad_output"], a["dim"] % len(a["self"].size)
     left, right = halves(a["self"], dim)
-    opened = b.of("1 / (1 + exp(-{0}))", right)
-    parts = b.of("{0} * {1}", grad, opened), b.of("{0} * {1} * {2} * (1 - {1})", grad, opened, left)
-    return _cat(b, {"tensors": parts, "dim": dim})
+    sigmoid = b.of("1 / (1 + exp(-{0}))", right)
+    left_grad = b.of("{0} * {1}", grad, sigmoid)
+    right_grad = b.of("{0} * {1} * {2} * (1 - {1})", grad, sigmoid, left)
+    return _cat(b, {"tensors": (left_grad, right_grad), "dim": dim})
 
 
 def _log_sigmoid(b: Builder, a: Arguments) -> list[Value | None]:
@@ -450,7 +453,7 @@ RULES: dict[str, Rule] = {
     "asinh": _inverse_hyperbolic("asinh"),
     "acosh": _inverse_hyperbolic("acosh"),
     "remainder": _remainder,
-    "fmod": lambda b, a: b.of("fmod({0}, {1})", a["self"], b.held(a["other"])),
+    "fmod": lambda b, a: b.of("fmod({0}, {1})", a["self"], b.round_number(a["other"])),
     "floor_divide": _floor_divide,
     "logit": _logit,
     "logaddexp": _log_add_exp,
@@ -491,7 +494,7 @@ RULES: dict[str, Rule] = {
     "expand_copy": lambda b, a: b.of("{0}", a["self"]),
     "add": lambda b, a: b.of("{0} + {1}", a["self"], _scaled(b, a, "other")),
     "sub": lambda b, a: b.of("{0} - {1}", a["self"], _scaled(b, a, "other")),
-    "rsub": lambda b, a: b.of("{1} - {0}", _scaled(b, a, "self"), b.held(a["other"])),
+    "rsub": lambda b, a: b.of("{1} - {0}", _scaled(b, a, "self"), b.round_number(a["other"])),
     "div": _div,
     "pow": _pow,
     "clamp": _clamp,

@@ -1,4 +1,4 @@
-"""Values that are functions of an index, each a C expression of others.
+"""Values: the tensors of a segment as functions of an index, each a C expression of others.
 
 `Builder` makes them for `rules`; `read` makes those of a whole segment.
 """
@@ -18,11 +18,11 @@ C_TYPES = {
     torch.int16: "short", torch.int8: "signed char", torch.uint8: "unsigned char",
     torch.bool: "bool", torch.bfloat16: "float", torch.float16: "float",
 }  # fmt: skip
-"""The C types of variables. Numbers of 16 bits are floats that are rounded to them."""
+"""The C types of variables. A variable of a 16-bit dtype is a float, rounded to that dtype."""
 HALVES = {torch.bfloat16: "bfloat16", torch.float16: "half"}
-"""The dtypes that lie in memory as 16 bits: the name in functions that round and convert them."""
+"""The 16-bit floating-point dtypes, with their names in the C functions that convert them."""
 CHEAP = 3
-"""The most expressions that are computed again instead of kept."""
+"""A value of at most so many expressions is computed again at each use instead of stored."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -44,7 +44,10 @@ class Input(Value):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Computed(Value):
-    """An expression of the elements of `parts` at the same index; `{0}` stands for the first."""
+    """The C expression `text` of the elements of `parts` at the same index.
+
+    `{0}` stands for the element of the first part.
+    """
 
     text: str
     parts: tuple[Value, ...] = ()
@@ -52,7 +55,7 @@ class Computed(Value):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class View(Value):
-    """An element of `base` for each index: at the index that `place` gives."""
+    """Elements of `base`: the one at `index` is that of `base` at `place(index)`."""
 
     base: Value
     place: Callable[[Indices], Indices]
@@ -60,7 +63,7 @@ class View(Value):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Permuted(Value):
-    """`base` with dimension `order[0]` of it as the first, and so on."""
+    """`base` with its dimensions permuted: dimension `d` is dimension `order[d]` of `base`."""
 
     base: Value
     order: tuple[int, ...]
@@ -72,23 +75,24 @@ class Permuted(Value):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Reshaped(Value):
-    """The elements of `base` in the same order, in other sizes."""
+    """The elements of `base` in the same row-major order, in another shape."""
 
     base: Value
 
     def place(self, index: Indices) -> Indices:
         """The index in `base`."""
-        left = offset_of(index, dense_stride(self.size))
-        found = []
+        offset = offset_of(index, dense_stride(self.size))
+        # from the last dimension to the first
+        remainders = []
         for n in self.base.size[:0:-1]:
-            left, one = left.divided(n)
-            found.append(one)
-        return (left, *found[::-1]) if self.base.size else ()
+            offset, remainder = offset.divided(n)
+            remainders.append(remainder)
+        return (offset, *remainders[::-1]) if self.base.size else ()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Joined(Value):
-    """The parts, one behind the other along dimension `dim`."""
+    """The concatenation of `parts` along dimension `dim`."""
 
     parts: tuple[Value, ...]
     dim: int
@@ -96,10 +100,10 @@ class Joined(Value):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Gathered(Value):
-    """Elements of `base` at the places, along dimension `dim`, that the value `places` holds.
+    """Elements of `base` at indices from data: `places` holds the index along dimension `dim`.
 
-    `is_spread`: `places` has the sizes of the result, as in `gather`; else its dimensions stand in
-    the result where `dim` stands in the base, as in `index_select`.
+    If `is_spread`, `places` has the size of the result, as in `gather`. Otherwise the dimensions of
+    `places` take the position of `dim` in the result, as in `index_select`.
     """
 
     base: Value
@@ -110,14 +114,14 @@ class Gathered(Value):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Place(Value):
-    """The index of each element in dimension `dim`."""
+    """The index of each element along dimension `dim`."""
 
     dim: int
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Rolled(Value):
-    """`base` moved by `shift` along dimension `dim`, where 0 < shift < size of it."""
+    """`base` rolled by `shift` along dimension `dim`, where 0 < shift < the size of `dim`."""
 
     base: Value
     dim: int
@@ -126,8 +130,10 @@ class Rolled(Value):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Reduced(Value):
-    """The `sum`, `max` or `min` of `base`. `order` has the dimensions that are kept, then those
-    over which it is reduced."""
+    """The `sum`, `product`, `max` or `min` of `base`.
+
+    `order` lists the dimensions of `base`: those that are kept, then those that are reduced.
+    """
 
     base: Value
     kind: str
@@ -136,11 +142,11 @@ class Reduced(Value):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Number(Computed):
-    """A number that is given to the kernel at each call."""
+    """A run-time number: an argument of each call of the kernel."""
 
 
 def copied(value: Computed) -> Value | None:
-    """What it is a copy of, if it is one."""
+    """The value that `value` is a copy of; None if it isn't a copy."""
     if value.text != "{0}" or len(value.parts) != 1:
         return None
     (part,) = value.parts
@@ -160,14 +166,14 @@ def parts_of(value: Value) -> tuple[Value, ...]:
 
 def has_reduction(value: Value) -> bool:
     """Whether the value is computed from a reduction."""
-    left, seen = [value], set[Value]()
-    while left:
-        one = left.pop()
-        if isinstance(one, Reduced):
+    stack, seen = [value], set[Value]()
+    while stack:
+        value = stack.pop()
+        if isinstance(value, Reduced):
             return True
-        if one not in seen:
-            seen.add(one)
-            left += parts_of(one)
+        if value not in seen:
+            seen.add(value)
+            stack += parts_of(value)
     return False
 
 
@@ -177,13 +183,15 @@ def without_ones(size: Sequence[int]) -> list[int]:
 
 
 def is_cheap(value: Value) -> bool:
-    """Whether to compute the value again costs less than to keep it."""
+    """Whether it costs less to compute the value again than to store it."""
     return _cost_of(value) <= CHEAP
 
 
 def _cost_of(value: Value) -> int:
-    """The number of expressions that compute a value from inputs and reductions, or more than
-    `CHEAP`. A function counts as that."""
+    """The number of expressions that compute a value from inputs and reductions.
+
+    A function of `FUNCTIONS` counts as more than `CHEAP`, at which the count stops.
+    """
     if isinstance(value, (Input, Reduced)):
         return 0
     cost = 0

@@ -1,11 +1,12 @@
 """Writes the kernel of a simple segment.
 
-In: a segment. Out: a `Written`: the text of one C function and the steps of a program that calls
+In: a segment. Out: a `Written`: the text of one C function, and the steps of a program that calls
 it, as `torch_inductor.steps_of` describes them; Declined if the segment isn't simple. Called by the
 backend `inductor`.
 
-`read` gives the segment's values as functions of an index. Each result and each reduction is
-computed by a loop over its elements. Loops over the same sizes become one nest.
+`read` gives the segment's values as functions of an index. A *sink* is a result or a reduction,
+which loops over its elements compute. Sinks with loops over the same sizes share a nest. If the
+text of a nest shows that a value must be in memory first, writing begins again with that known.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ from lazy_tensor.kernels.segment import Segment, TensorSpec
 from lazy_tensor.kernels.symbolic import Symbols
 
 MOST_APART = 4
-"""The most reductions that are found, one in each attempt, to be read elsewhere than in their own
-row. With one more, all reductions are stored."""
+"""The most reductions that are stored because a nest reads them outside of their own row. Each one
+costs an attempt; with one more, all reductions are stored."""
 MOST_ATTEMPTS = 32
-"""The most times that writing begins again, with something more stored or cut."""
+"""The most times that writing begins, each time with more values stored or cut."""
 NAME = "kernel_0"
 """The name of the C function."""
 
@@ -66,8 +67,8 @@ NAME = "kernel_0"
 class Written:
     """The text of a C function, and the steps of a program around it.
 
-    Of a generic segment, sizes among the steps are expressions in `symbols`, and the kernel is
-    correct where `conditions` hold, which are Python expressions.
+    For a generic segment, sizes in the steps are expressions in `symbols`. The kernel is correct
+    where all `conditions` hold, which are Python expressions.
     """
 
     text: str
@@ -79,25 +80,28 @@ class Written:
 
 
 def written(segment: Segment, n_threads: int) -> Written:
-    """The kernel of `segment` for so many threads; Declined if it isn't simple.
+    """The kernel of `segment` for `n_threads` threads; Declined if the segment isn't simple.
 
-    The kernel of a `Generic` is for all sizes. Its loops are written for those of the example, and
-    what that depends on becomes a condition.
+    The kernel of a `Generic` is for all sizes. Its loops are written for the example's sizes, and
+    each comparison of sizes that this depends on becomes a condition.
     """
     if not isinstance(segment, Generic):
         return _Writer(segment, n_threads).written()
     symbols = Symbols(segment.own_values)
-    found = _Writer(segment.with_sizes(symbols.sizes), n_threads, symbols.names).written()
-    return replace(found, symbols=symbols.names, conditions=symbols.conditions)
+    kernel = _Writer(segment.with_sizes(symbols.sizes), n_threads, symbols.names).written()
+    return replace(kernel, symbols=symbols.names, conditions=symbols.conditions)
 
 
-def _told(sizes: Sequence[Any]) -> list[int | str]:
-    """Sizes as steps have them: integers, or expressions in the symbols."""
+def _as_json(sizes: Sequence[Any]) -> list[int | str]:
+    """Sizes as steps have them in JSON: integers, or texts of expressions in the symbols."""
     return [n if isinstance(n, int) else str(n) for n in sizes]
 
 
-def _moved(value: Rolled | Gathered) -> Value:
-    """What is moved, behind views and other moves. Of 16 bits, it is kept as such."""
+def _moved_base(value: Rolled | Gathered) -> Value:
+    """The value that is rolled or gathered, behind views and other moves.
+
+    Behind a cast from a 16-bit dtype it is the value before the cast, which needs half the memory.
+    """
     base = value.base
     while True:
         match base:
@@ -110,9 +114,11 @@ def _moved(value: Rolled | Gathered) -> Value:
 
 
 def _sinks(value: Value, memory: Memory, *, is_input: bool = False) -> Iterator[Sink]:
-    """The sinks of a result or an input. If that is a copy or a view of a value, they store this
-    value, so that loops over the same sizes compute both; if it is joined of parts, they store each
-    part."""
+    """The sinks that store `value`, a result or a written input, in `memory`.
+
+    For a copy or a view they store its base, so that the loops over the base compute both. For a
+    concatenation, one stores each part.
+    """
     sinks = partial(_sinks, is_input=is_input)
     match value:
         case Permuted():
@@ -125,31 +131,31 @@ def _sinks(value: Value, memory: Memory, *, is_input: bool = False) -> Iterator[
             for part in value.parts:
                 yield from sinks(part, replace(memory, start=start))
                 start += part.size[value.dim] * memory.stride[value.dim]
-        case Reshaped() if (shown := _seen_as(value, memory.stride)) is not None:
-            yield from sinks(value.base, replace(memory, stride=shown))
+        case Reshaped() if (base_stride := _stride_in_base(value, memory.stride)) is not None:
+            yield from sinks(value.base, replace(memory, stride=base_stride))
         case Input(number=n) if is_input and Memory(f"in{n}", value.stride, value.start) == memory:
-            pass  # a part that isn't written
+            pass  # a part of the input that keeps its elements
         case _:
             yield Sink(value, memory, is_input)
 
 
-def _seen_as(value: Reshaped, stride: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The strides of a value's memory when it is seen in the sizes of its base, if it can be."""
+def _stride_in_base(value: Reshaped, stride: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The strides by which the base of a value indexes the value's memory; None if none do."""
     return stride_of_view(value.size, stride, value.base.size)
 
 
-def _repeated(results: Iterable[Value]) -> Iterator[Value]:
-    """Values of functions that broadcasting repeats, each of which is to be computed once.
+def _repeated_values(results: Iterable[Value]) -> Iterator[Value]:
+    """Costly values that are broadcast, so that their consumers would compute them repeatedly.
 
-    What depends on a reduction is left out: it is computed in the loops of the reduction.
+    Those that depend on a reduction are left out: the nest of the reduction computes them.
     """
-    left, seen = [*results], set[Value]()
-    while left:
-        value = left.pop()
+    stack, seen = [*results], set[Value]()
+    while stack:
+        value = stack.pop()
         if value in seen:
             continue
         seen.add(value)
-        left += parts_of(value)
+        stack += parts_of(value)
         for part in parts_of(value) if isinstance(value, (Computed, View)) else ():
             base = part
             while isinstance(base, (Permuted, Reshaped)):
@@ -160,11 +166,11 @@ def _repeated(results: Iterable[Value]) -> Iterator[Value]:
                 yield base
 
 
-def _cut(sink: Sink, parts: NeedsParts) -> Iterator[Sink]:
-    """The sinks of the parts of a value."""
+def _cut_sink(sink: Sink, parts: NeedsParts) -> Iterator[Sink]:
+    """The sinks that store a value in parts, cut at `parts.cuts`."""
     memory, dim = sink.memory, parts.dim
     assert memory is not None
-    # another object, as the value itself is there only when its parts are
+    # a new object: `value` itself counts as stored only once all parts are
     value = replace(sink.value)
     for begin, end in pairwise([0, *parts.cuts, value.size[dim]]):
         start = memory.start + begin * memory.stride[dim]
@@ -178,36 +184,36 @@ class _Writer:
     def __init__(self, segment: Segment, n_threads: int, symbols: tuple[str, ...] = ()) -> None:
         self._segment, self._n_threads, self._symbols = segment, n_threads, symbols
         self._results: list[str] = []
-        self._made: dict[str, TensorSpec] = {}
-        # those of a generic segment have no gaps
+        self._allocations: dict[str, TensorSpec] = {}
+        # the inputs of a generic segment have no gaps
         if not symbols and any(order_of(segment.inputs[i]) is None for i in segment.written):
             raise Declined("a written input with gaps")
         self._values = values_of(segment)
         self._sinks = [*self._all_sinks()]
-        # of results alone
-        self._made_first = {**self._made}
-        # values that are stored before others read them, by these sinks if they are results
-        self._stored: dict[Value, tuple[Sink, ...]] = {}
-        # reductions that were found to be read elsewhere than in their own row
-        self._apart: set[Value] = set()
-        # values that are stored first of all
+        # the arrays of results, with which each attempt begins
+        self._result_allocations = {**self._allocations}
+        # values that are stored before others read them; if results, with the sinks of all parts
+        self._early_stores: dict[Value, tuple[Sink, ...]] = {}
+        # reductions that a nest reads outside of their own row, and so from memory
+        self._memory_reads: set[Value] = set()
+        # stored before all else
         results = (*self._values.outputs, *self._values.written.values())
-        self._repeated = dict.fromkeys(_repeated(results))
-        # inputs that are written at the end: they are read at other places, or an index may be bad
+        self._repeated_values = dict.fromkeys(_repeated_values(results))
+        # inputs that are written at the end: a nest reads them elsewhere, or a check may fail first
         written = self._values.written if self._values.bad is not None else {}
-        self._late = {f"in{number}" for number in written}
-        # nests of all but these inputs
+        self._late_inputs = {f"in{number}" for number in written}
+        # the number of nests before those that write these inputs
         self._n_before_writes = 0
         self._begin()
 
     def _begin(self) -> None:
-        """Begin with the results alone, and without any nest."""
+        """Begin an attempt: without nests, and with memory for the results alone."""
         self._kernel = Kernel(self._n_threads)
-        # name -> its specification; results and reductions that another nest reads
-        self._made = {**self._made_first}
+        # the C name of an array that the program allocates -> its specification
+        self._allocations = {**self._result_allocations}
         self._nests: list[Nest] = []
-        self._nest_of: dict[Value, int] = {}
-        self._placed: dict[Sink, int] = {}
+        self._nest_of_value: dict[Value, int] = {}
+        self._nest_of_sink: dict[Sink, int] = {}
 
     def written(self) -> Written:
         for _ in range(MOST_ATTEMPTS):
@@ -233,22 +239,22 @@ class _Writer:
                 stride = strides_like(spec, value.size)
                 spec = replace(spec, size=value.size, stride=stride)
             self._results.append(f"out{i}")
-            yield from _sinks(value, self._make(f"out{i}", spec))
+            yield from _sinks(value, self._allocate(f"out{i}", spec))
         for number, value in values.written.items():
             memory = Memory(f"in{number}", segment.inputs[number].stride)
             yield from _sinks(value, memory, is_input=True)
 
     def _bodies(self) -> list[str] | None:
-        """The text of each nest; None if something must be stored or cut for it."""
+        """The text of each nest; None if a value must first be stored or cut."""
         copies = []
-        for value in self._repeated:
-            self._home(value)
+        for value in self._repeated_values:
+            self._nest_number(value)
         for sink in self._sinks:
-            if sink.memory is not None and sink.is_input and sink.memory.name in self._late:
-                self._place(Sink(sink.value, self._kept(sink.value)))
+            if sink.memory is not None and sink.is_input and sink.memory.name in self._late_inputs:
+                self._place_sink(Sink(sink.value, self._new_memory(sink.value)))
                 copies.append(sink)
             else:
-                self._place(sink)
+                self._place_sink(sink)
         self._keep_reductions()
         self._keep_shared()
         self._n_before_writes = len(self._nests)
@@ -265,85 +271,85 @@ class _Writer:
             try:
                 bodies.append(Loops(self._kernel, nest).text())
             except NeedsOld as old:
-                self._late.add(f"in{old.number}")
+                self._late_inputs.add(f"in{old.number}")
                 return None
             except NeedsParts as parts:
-                self._cut(nest, parts)
+                self._cut_nest(nest, parts)
                 return None
             for sink in stores:
                 if sink.memory is not None and not sink.is_input:
                     self._kernel.in_memory.setdefault(sink.value, sink.memory)
         return bodies
 
-    def _cut(self, nest: Nest, parts: NeedsParts) -> None:
-        """Cut the results that a nest stores into parts, or else have a value be stored."""
+    def _cut_nest(self, nest: Nest, parts: NeedsParts) -> None:
+        """Cut the results of a nest as `parts` says, or else store its value before."""
         if isinstance(parts.value, Reduced):
-            self._apart.add(parts.value)
+            self._memory_reads.add(parts.value)
             return
         pieces = {
-            sink: tuple(_cut(sink, parts))
+            sink: tuple(_cut_sink(sink, parts))
             for sink in self._sinks
             if sink in nest.sinks and sink.over == nest.over and not isinstance(sink.value, Reduced)
         }
         if not parts.cuts or not pieces:
-            self._stored[parts.value] = ()
+            self._early_stores[parts.value] = ()
             return
-        self._stored |= {sink.value: (sink,) for sink in pieces if not sink.is_input}
-        self._stored = {
+        self._early_stores |= {sink.value: (sink,) for sink in pieces if not sink.is_input}
+        self._early_stores = {
             value: tuple(piece for sink in sinks for piece in pieces.get(sink, (sink,)))
-            for value, sinks in self._stored.items()
+            for value, sinks in self._early_stores.items()
         }
         self._sinks = [piece for sink in self._sinks for piece in pieces.get(sink, (sink,))]
 
-    def _make(self, name: str, spec: TensorSpec) -> Memory:
-        self._made[name] = spec
+    def _allocate(self, name: str, spec: TensorSpec) -> Memory:
+        self._allocations[name] = spec
         return Memory(name, spec.stride)
 
     def _needs(self, value: Value) -> list[Value]:
-        """The values that other sinks compute for this one, without what those need in turn.
+        """The values that `value` depends on and that other sinks compute, the nearest ones only.
 
-        These are reductions. Values that are rolled are stored, too: each roll would compute them
-        again.
+        These are reductions and values in memory. A costly value that is rolled or gathered is put
+        into memory, too: each roll would compute it again.
         """
-        found: dict[Value, None] = {}
+        needs: dict[Value, None] = {}
         seen: set[Value] = set()
-        left = [*parts_of(value)] if isinstance(value, Reduced) else [value]
-        while left:
-            one = left.pop()
-            if one in seen:
+        stack = [*parts_of(value)] if isinstance(value, Reduced) else [value]
+        while stack:
+            part = stack.pop()
+            if part in seen:
                 continue
-            seen.add(one)
-            is_repeated = one in self._repeated and one is not value
-            if isinstance(one, Reduced) or one in self._stored or is_repeated:
-                found[one] = None
-            elif isinstance(one, (Rolled, Gathered)) and not is_cheap(base := _moved(one)):
-                found[base] = None
-                left += parts_of(one)[1:]
+            seen.add(part)
+            is_repeated = part in self._repeated_values and part is not value
+            if isinstance(part, Reduced) or part in self._early_stores or is_repeated:
+                needs[part] = None
+            elif isinstance(part, (Rolled, Gathered)) and not is_cheap(base := _moved_base(part)):
+                needs[base] = None
+                stack += parts_of(part)[1:]
             else:
-                left += parts_of(one)
+                stack += parts_of(part)
         if len(seen) > MOST_LINES:
             raise Declined("too many values")
-        return list(found)
+        return list(needs)
 
-    def _place(self, sink: Sink) -> int:
-        """Put the sink into a nest behind those of the values that it needs; its number."""
-        if sink not in self._placed:
-            self._placed[sink] = self._place_new(sink)
-        return self._placed[sink]
+    def _place_sink(self, sink: Sink) -> int:
+        """Put the sink into a nest, not before those of the values it needs; the nest's number."""
+        if sink not in self._nest_of_sink:
+            self._nest_of_sink[sink] = self._place_new(sink)
+        return self._nest_of_sink[sink]
 
     def _place_new(self, sink: Sink) -> int:
         if isinstance(sink.value, Reduced) and sink.memory is not None:
-            home = self._home(sink.value)
+            home = self._nest_number(sink.value)
             self._nests[home].sinks.append(sink)
             return home
         first = 0
         for value in self._needs(sink.value):
-            # a reduction's result is there in its own nest
-            home = self._home(value)
-            is_there = isinstance(value, Reduced) and not self._is_apart(value)
+            # a reduction's own nest has its result, for the same row
+            home = self._nest_number(value)
+            is_there = isinstance(value, Reduced) and not self._is_read_from_memory(value)
             first = max(first, home if is_there else home + 1)
         for i in range(first, len(self._nests)):
-            if self._nests[i].takes(sink):
+            if self._nests[i].can_compute(sink):
                 break
         else:
             i = len(self._nests)
@@ -354,20 +360,22 @@ class _Writer:
         nest.sinks.append(sink)
         return i
 
-    def _is_apart(self, value: Reduced) -> bool:
-        """Whether only later nests read a reduction, from memory. So it is for one that is read
-        elsewhere than in its own row, and for all if there are many of these."""
-        return value in self._apart or len(self._apart) > MOST_APART
+    def _is_read_from_memory(self, value: Reduced) -> bool:
+        """Whether only later nests read a reduction, from memory.
 
-    def _home(self, value: Value) -> int:
-        """The number of the nest that computes what another sink needs."""
-        if value not in self._nest_of:
-            if value in self._stored:
-                home = self._home_of_parts(value)
+        That is so if it is read outside of its own row, and for all if many are.
+        """
+        return value in self._memory_reads or len(self._memory_reads) > MOST_APART
+
+    def _nest_number(self, value: Value) -> int:
+        """The number of the nest that computes a value that a sink needs."""
+        if value not in self._nest_of_value:
+            if value in self._early_stores:
+                home = self._nest_of_parts(value)
             else:
-                home = self._place(self._sink_for(value))
-            self._nest_of[value] = home
-        return self._nest_of[value]
+                home = self._place_sink(self._sink_for(value))
+            self._nest_of_value[value] = home
+        return self._nest_of_value[value]
 
     def _sink_for(self, value: Value) -> Sink:
         """The sink of a value that others need: that of a result if it is one."""
@@ -376,74 +384,76 @@ class _Writer:
         for sink in self._sinks:
             if sink.value is value and sink.memory is not None and not sink.is_input:
                 return sink
-        return Sink(value, self._kept(value))
+        return Sink(value, self._new_memory(value))
 
-    def _home_of_parts(self, value: Value) -> int:
+    def _nest_of_parts(self, value: Value) -> int:
         """The number of the last nest that stores a part of the value."""
-        sinks = self._stored[value]
+        sinks = self._early_stores[value]
         if sinks and sinks[0].memory is not None:
             first = min(sink.memory.start for sink in sinks if sink.memory is not None)
             memory = replace(sinks[0].memory, start=first)
         else:
-            memory = self._kept(value)
+            memory = self._new_memory(value)
             sinks = tuple(_sinks(value, memory))
         self._kernel.in_memory[value] = memory
-        return max(map(self._place, sinks))
+        return max(map(self._place_sink, sinks))
 
-    def _kept(self, value: Value) -> Memory:
-        """New memory for a value."""
+    def _new_memory(self, value: Value) -> Memory:
+        """Allocate a contiguous array for a value."""
         stride = dense_stride(value.size)
         spec = TensorSpec(value.size, stride, value.dtype, torch.device("cpu"))
-        return self._make(f"kept{len(self._made)}", spec)
+        return self._allocate(f"kept{len(self._allocations)}", spec)
 
     def _keep_reductions(self) -> None:
         """Give memory to reductions that another nest needs."""
         for i, nest in enumerate(self._nests):
-            for value in {one: None for sink in [*nest.sinks] for one in self._needs(sink.value)}:
-                home = self._nest_of[value]
+            for value in {v: None for sink in [*nest.sinks] for v in self._needs(sink.value)}:
+                home = self._nest_of_value[value]
                 if isinstance(value, Reduced) and home != i:
-                    self._keep(value, home)
+                    self._ensure_stored(value, home)
 
-    def _keep(self, value: Value, home: int) -> None:
-        """Have a nest store a value, if it doesn't."""
+    def _ensure_stored(self, value: Value, home: int) -> None:
+        """Add a sink that stores the value to a nest, if it has none."""
         sinks = self._nests[home].sinks
         if not any(s.value is value and s.memory and not s.is_input for s in sinks):
-            sinks.append(Sink(value, self._kept(value)))
+            sinks.append(Sink(value, self._new_memory(value)))
 
     def _keep_shared(self) -> None:
-        """Give memory to what several nests would compute, if that is worth it."""
+        """Give memory to costly values that several nests would compute."""
         first: dict[Value, int] = {}
         for i, nest in enumerate(self._nests):
-            left = [
+            stack = [
                 part
                 for s in nest.sinks
                 for part in (parts_of(s.value) if isinstance(s.value, Reduced) else (s.value,))
             ]
             seen: set[Value] = set()
-            while left:
-                value = left.pop()
-                is_kept = value in self._stored or value in self._repeated
+            while stack:
+                value = stack.pop()
+                is_kept = value in self._early_stores or value in self._repeated_values
                 if value in seen or isinstance(value, Reduced) or is_kept:
                     continue
                 seen.add(value)
                 home = first.setdefault(value, i)
                 is_full = value.size == self._nests[home].over and isinstance(value, Computed)
                 if home < i and is_full and not is_cheap(value):
-                    self._keep(value, home)
+                    self._ensure_stored(value, home)
                 else:
-                    left += parts_of(value)
+                    stack += parts_of(value)
 
     def _text(self, bodies: Sequence[str]) -> str:
         segment = self._segment
         arguments = [
-            f"{'' if i in segment.written else 'const '}{stored_type(one.dtype)}* in{i}"
-            for i, one in enumerate(segment.inputs)
+            f"{'' if i in segment.written else 'const '}{stored_type(spec.dtype)}* in{i}"
+            for i, spec in enumerate(segment.inputs)
         ]
         numbers = [
             ("double" if kind is float else "long", i) for i, kind in enumerate(segment.scalars)
         ]
         arguments += [f"const {kind}* number{i}_at" for kind, i in numbers]
-        arguments += [f"{stored_type(spec.dtype)}* {name}" for name, spec in self._made.items()]
+        arguments += [
+            f"{stored_type(spec.dtype)}* {name}" for name, spec in self._allocations.items()
+        ]
         arguments += [f"const long {name}" for name in self._symbols]
         return "\n".join([
             "namespace {",
@@ -465,10 +475,10 @@ class _Writer:
         arguments = [f"in{i}" for i in range(len(self._segment.inputs))]
         arguments += [f"number{i}" for i in range(len(self._segment.scalars))]
         steps: list[Any] = []
-        for name, spec in self._made.items():
+        for name, spec in self._allocations.items():
             dtype = str(spec.dtype).removeprefix("torch.")
-            steps.append(["allocate", name, _told(spec.size), _told(spec.stride), dtype])
-        dead = [name for name in [*arguments, *self._made] if name not in self._results]
+            steps.append(["allocate", name, _as_json(spec.size), _as_json(spec.stride), dtype])
+        dead = [name for name in [*arguments, *self._allocations] if name not in self._results]
         sizes = [[name] for name in self._symbols]
-        steps.append(["kernel", 0, [*arguments, *self._made, *sizes], dead])
+        steps.append(["kernel", 0, [*arguments, *self._allocations, *sizes], dead])
         return {"arguments": arguments, "steps": steps, "results": self._results}
