@@ -1,8 +1,8 @@
 """The compile service: makes a fusion of each segment, and obtains its kernel, now or later.
 
-In: segments, a backend, and the mode ("background", "blocking", "off"). Out: fusions, which can be
-run at once: op by op until their kernel is there. `dispatch.run.plan_cache` and
-`dispatch.plan.second_tier` call it. One `Compiler` holds all state for one `cache_dir`.
+In: segments, a backend, and the mode ("background", "blocking", "off"). Out: fusions, which can run
+at once: op by op until their kernel is ready. `dispatch.run.plan_cache` and
+`dispatch.plan.second_tier` call it. One `Compiler` has all state of one `cache_dir`.
 
 A kernel comes from disk, or a backend builds it, in a worker process if it can. If a backend fails
 or declines, the next one is tried. `Fusion` then decides whether the kernel is used.
@@ -67,8 +67,8 @@ _Key = tuple[Segment, Backend, int, int]
 _aten = AtenBackend()
 
 DROPPED = b"dropped: "
-"""Begins a file that lies in place of an artifact, so that no process builds the kernel again: its
-results were wrong, or its build crashed a worker. The reason follows."""
+"""The first bytes of a file that replaces an artifact, so that no process builds the kernel again:
+its results were wrong, or its build crashed a worker. The reason follows."""
 
 
 class Build(NamedTuple):
@@ -80,13 +80,15 @@ class Build(NamedTuple):
 
 
 MAX_WAIT_AT_THE_END_S = 10.0
-"""Seconds that the end of the process waits for each of the queues of jobs."""
+"""Seconds that the process waits at exit for each queue of jobs."""
 SOON_AFTER_S = 0.03
-"""Seconds that a segment has taken op by op when a kernel is tried that is there soon. Its build
-takes some times as long, on another core. A loop of ten Runge-Kutta steps has its four kernels
-after 0.9 s; with 0.1 s here it was compared with eager without them first, and had them after 4."""
+"""Seconds that a segment must have run op by op before a kernel of `loops` is tried for it.
+
+The build takes a few times as long, on another core. A loop of ten Runge-Kutta steps has its four
+kernels after 0.9 s. With 0.1 s here, it is first compared with eager without them, and has them
+after 4 s."""
 MOST_BUILDS = 256
-"""The number of last builds that are kept for the report."""
+"""The most builds that are kept for the report, the latest ones."""
 
 
 class Compiler:
@@ -110,7 +112,7 @@ class Compiler:
         self.counters = counters or Counters()
         # the last builds, read by `report`
         self.builds: deque[Build] = deque(maxlen=MOST_BUILDS)
-        self.cache: Cache[_Key, Fusion] = Cache("kernel", maxsize, self._evicted)
+        self.cache: Cache[_Key, Fusion] = Cache("kernel", maxsize, self._handle_eviction)
         self.disk = Disk(cache_dir or Path(tempfile.mkdtemp(dir=own_folder())))
         self._may_build = may_build
         # guards making a fusion, and the step from status "aten" to "queued"
@@ -124,8 +126,8 @@ class Compiler:
         # Loading takes milliseconds and building seconds, so loads must not wait behind builds.
         # A build thread only waits for its worker, so there are as many threads as workers.
         self._to_load = Jobs(partial(self._take_kernel, builds=False), n_threads=1)
-        # nor must simple segments wait behind others
-        self._to_build_soon = Jobs(self._obtain_soon, n_threads=1)
+        # for the same reason, simple segments have a queue of their own
+        self._to_build_soon = Jobs(self._obtain_if_simple, n_threads=1)
         self._to_build = Jobs(self._obtain_alone, self._workers.size)
         self._pools = self._workers, self._device_workers
         self._queues = self._to_load, self._to_build_soon, self._to_build
@@ -149,10 +151,10 @@ class Compiler:
         """The fusion of `segment` under `backend`; equal segments share it while it is cached.
 
         - "off": the fusion runs op by op.
-        - "blocking": returns when the kernel is there or has failed. Without `waits` it only
+        - "blocking": returns when the kernel is ready or has failed. Without `waits` it only
           queues the build, and `finish` waits for several, which are built side by side.
-        - "background": returns at once. The fusion runs op by op until its kernel is there. The
-          kernel is loaded at first sight if it is on disk, else built after `threshold` runs.
+        - "background": returns at once. The fusion runs op by op until its kernel is ready. A
+          kernel on disk is loaded at once; otherwise one is built after `threshold` runs.
 
         With `measure` a kernel is used only if it measures faster than op-by-op replay. By default
         that is so on the CPU in "background" mode.
@@ -178,7 +180,7 @@ class Compiler:
             if waits:
                 self.finish([fusion])
         elif fusion.status != "aten":
-            pass  # its kernel is being made, or the fusion has its final state
+            pass  # its kernel is being made, or its status is final
         elif is_new and self._artifact_key(fusion) is not None:
             # Runs are only counted while the disk is looked at. If nothing is there, `_take_kernel`
             # calls `count_runs` again, with `_request`.
@@ -189,16 +191,16 @@ class Compiler:
         return fusion
 
     def finish(self, fusions: Sequence[Fusion]) -> None:
-        """Wait until the kernels of these fusions are there, or have failed."""
+        """Wait until the kernels of these fusions are ready or have failed."""
         for fusion in fusions:
             self._to_build_soon.finish(fusion)
             self._to_build.finish(fusion)
 
     def statuses(self) -> Counter[str]:
         """The number of fusions in each status, without those for which no kernel was asked."""
-        found: Counter[str] = Counter(fusion.status for fusion in list(self._fusions))
-        del found["aten"]
-        return found
+        statuses: Counter[str] = Counter(fusion.status for fusion in list(self._fusions))
+        del statuses["aten"]
+        return statuses
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is left to load or build; False if either takes over `timeout_s`."""
@@ -207,8 +209,8 @@ class Compiler:
     def close(self) -> None:
         """Drop all queued work and end the workers. Fusions keep running what they run now."""
         self._is_closed = True
-        for one in self._parts:
-            one.close()
+        for part in self._parts:
+            part.close()
 
     def end(self) -> None:
         """Close at the end of the process, and wait for the job threads."""
@@ -225,14 +227,14 @@ class Compiler:
         self._is_forked = True
         # another thread of the parent may have held the lock at the fork
         self._creating = threading.Lock()
-        for one in self._parts:
-            one.forget()
+        for part in self._parts:
+            part.forget()
         for fusion in list(self._fusions):
             fusion.run_op_by_op("this is a forked child process")
 
     def _find(self, segment: Segment, backend: Backend, verify_every: int) -> tuple[Fusion, bool]:
         """The fusion in the cache, or a new one; and whether it is new."""
-        # the number of threads, as Inductor compiles it into a kernel
+        # with the number of threads, which Inductor compiles into a kernel
         key = (segment, backend, verify_every, torch.get_num_threads())
         with self._creating:
             fusion = self.cache.get(key)
@@ -257,7 +259,7 @@ class Compiler:
         # in place of the artifact, so that no process loads or builds it again
         key = self._artifact_key(fusion, number=0)
         if key is not None:
-            self.disk.put(key, DROPPED + reason.encode(), _about(fusion))
+            self.disk.put(key, DROPPED + reason.encode(), _description(fusion))
         if fusion.member is not None:
             # other sizes must not use the generic kernel either: each gets a kernel of its own
             fusion.member.family.is_apart = True
@@ -266,7 +268,7 @@ class Compiler:
         path = write_script(folder, backend, fusion.segment, fusion.source, inputs, reason)
         return "" if path is None else f"; run {path} to see it"
 
-    def _evicted(self, key: _Key, fusion: Fusion) -> None:
+    def _handle_eviction(self, key: _Key, fusion: Fusion) -> None:
         if any(jobs.take_back(fusion) for jobs in self._queues):
             fusion.run_op_by_op("evicted from the kernel cache before it was compiled")
 
@@ -301,8 +303,8 @@ class Compiler:
             if fusion.member is None:
                 return
             family = fusion.member.family
-            # The other members have run, so the runs count for the structure as a whole. Else a
-            # program whose sizes change at each step would never reach the threshold.
+            # Runs are counted for the structure, whose other members have run already. A program
+            # whose sizes change at each step would otherwise never reach the threshold.
             fusion.n_runs = family.n_members - 1
             kernel = self._kernel_of_family(fusion)
             # a Prepared kernel must first compile for these sizes, in the background
@@ -311,17 +313,17 @@ class Compiler:
         except Declined as reason:
             fusion.give_up(str(reason))
 
-    def _obtain_soon(self, fusion: Fusion) -> None:
+    def _obtain_if_simple(self, fusion: Fusion) -> None:
         """Build the kernel if the segment is simple; else queue it for a worker."""
-        if self._has_kernel(fusion) or self._is_built_soon(fusion):
+        if self._has_kernel(fusion) or self._build_soon(fusion):
             self._obtain(fusion)
         elif self._may_ask_workers(fusion):
             self._to_build.add(fusion)
         else:
             fusion.status = "aten"  # it is asked for again
 
-    def _is_built_soon(self, fusion: Fusion) -> bool:
-        """Whether the fusion's segment is simple. Its artifact is in `ahead` then."""
+    def _build_soon(self, fusion: Fusion) -> bool:
+        """Build the artifact if the segment is simple, into `fusion.ahead`; false if it isn't."""
         backend, source = fusion.backend, fusion.source
         artifact, start = None, perf_counter()
         if (
@@ -329,7 +331,7 @@ class Compiler:
             and isinstance(backend, BuildsSoon)
             and backend.can_build(fusion.segment)
         ):
-            # After an error, also one of loading, a worker builds it. Its error is reported.
+            # After any error, also in loading, a worker builds the kernel, and reports its error.
             with suppress(Exception):
                 built = backend.build_soon(source)
                 if built is not None:
@@ -343,7 +345,7 @@ class Compiler:
         return True
 
     def _has_kernel(self, fusion: Fusion) -> bool:
-        """Whether the fusion's family has a kernel that is right for it."""
+        """Whether the fusion's family has a kernel that is correct for its sizes."""
         if fusion.member is None:
             return False
         with suppress(Declined):
@@ -357,7 +359,7 @@ class Compiler:
         fusion.ahead = None
 
     def _obtain_alone(self, fusion: Fusion) -> None:
-        """The same, while no other process builds the kernel: what that has built is on disk."""
+        """The same, but after any other process that builds this kernel, to find it on disk."""
         key = self._artifact_key(fusion)
         deadline = perf_counter() + BUILD_LIMIT_S
 
@@ -383,7 +385,7 @@ class Compiler:
         try:
             kernel, origin = self._kernel_on_disk(fusion), "from disk"
             if kernel is None and builds:
-                kernel, origin = self._built(fusion), "compiled"
+                kernel, origin = self._build(fusion), "compiled"
             if isinstance(kernel, Prepared):
                 kernel.prepare(fusion.segment)
         except Exception as error:
@@ -391,12 +393,12 @@ class Compiler:
             # `close` ends the workers in the middle of a build, which is no fault of the segment
             if self._is_closed and not is_declined:
                 fusion.run_op_by_op("the compile service was closed")
-            elif self._passes_on(fusion, _told(error)):
+            elif self._pass_on(fusion, _error_text(error)):
                 self._take_kernel(fusion, builds=builds)
             elif is_declined:
-                fusion.give_up(_told(error))
+                fusion.give_up(_error_text(error))
             else:
-                fusion.fail(_told(error))
+                fusion.fail(_error_text(error))
         else:
             # nothing on disk, and not yet worth a build
             if kernel is None:
@@ -404,7 +406,7 @@ class Compiler:
             else:
                 fusion.adopt(kernel, origin)
 
-    def _passes_on(self, fusion: Fusion, reason: str) -> bool:
+    def _pass_on(self, fusion: Fusion, reason: str) -> bool:
         """Give the fusion to the next backend that accepts all of its calls; False if none does.
 
         The next backend makes a kernel for the segment's own sizes: the fusion leaves its family.
@@ -422,7 +424,7 @@ class Compiler:
     def _artifact_key(self, fusion: Fusion, *, number: int | None = None) -> str | None:
         """The name of the fusion's artifact on disk; None if it can't be kept there.
 
-        In a family it is the one of the generic kernel of that number; by default the next one.
+        In a family it is that of generic kernel `number`; by default that of the next one.
         """
         backend, name = fusion.backend, fusion.source.digest
         if self.disk.is_off or not _is_portable(backend, fusion.segment):
@@ -433,8 +435,10 @@ class Compiler:
         return key_of(name, backend.name, backend.fingerprint())
 
     def _artifact_on_disk(self, fusion: Fusion) -> bytes | None:
-        """The fusion's artifact: the next one of its family, or one of its own; then it leaves the
-        family."""
+        """The next artifact of the fusion's family, or else one of its own; None if there is none.
+
+        A fusion with an artifact of its own leaves its family.
+        """
         key = self._artifact_key(fusion)
         artifact = None if key is None else self.disk.get(key)
         if artifact is None and key is not None and fusion.member is not None:
@@ -447,7 +451,7 @@ class Compiler:
     def _kernel_on_disk(self, fusion: Fusion) -> Kernel | None:
         """The fusion's kernel from disk; None if there is none, Declined if it was dropped.
 
-        A family's kernels are loaded until one is right for the fusion's sizes.
+        A family's kernels are loaded until one is correct for the fusion's sizes.
         """
         with nullcontext() if fusion.member is None else fusion.member.family.building:
             kernel = self._kernel_of_family(fusion)
@@ -459,7 +463,7 @@ class Compiler:
                     reason = artifact.removeprefix(DROPPED).decode()
                     raise Declined(f"a kernel for it was dropped: {reason}")
                 try:
-                    kernel = self._loaded(fusion, artifact)
+                    kernel = self._load(fusion, artifact)
                 except Declined:
                     raise
                 except Exception:
@@ -468,9 +472,11 @@ class Compiler:
                 self.counters.add("loaded")
         return kernel
 
-    def _loaded(self, fusion: Fusion, artifact: bytes) -> Kernel | None:
-        """The kernel from an artifact. A family keeps it for all its members; None if it is right
-        for other sizes than the fusion's."""
+    def _load(self, fusion: Fusion, artifact: bytes) -> Kernel | None:
+        """The kernel from an artifact, which a family keeps for all its members.
+
+        None if the kernel isn't correct for the fusion's sizes.
+        """
         backend, member = cast(PortableBackend, fusion.backend), fusion.member
         if member is None:
             return backend.load(fusion.segment, artifact)
@@ -480,17 +486,17 @@ class Compiler:
         return self._kernel_of_family(fusion)
 
     def _kernel_of_family(self, fusion: Fusion) -> Kernel | None:
-        """The kernel of the fusion's family that is right for its sizes, if there is one."""
+        """The kernel of the fusion's family that is correct for its sizes, if there is one."""
         member = fusion.member
         if member is None:
             return None
         kernel = member.kernel(cast(GenericBackend, fusion.backend))
-        # a kernel that C++ runs becomes a program for these sizes; others take any sizes themselves
+        # `Steps` become a program for these sizes; kernels of other backends accept all sizes
         if isinstance(kernel, Steps):
             return kernel.for_sizes(member.values, is_long=touches_much(fusion.segment))
         return kernel
 
-    def _built(self, fusion: Fusion) -> Kernel:
+    def _build(self, fusion: Fusion) -> Kernel:
         """Build the fusion's kernel, or use its family's. If that fails, build one of its own."""
         member = fusion.member
         if member is not None:
@@ -500,7 +506,7 @@ class Compiler:
                 if kernel is not None:
                     return kernel
                 try:
-                    return self._built_from(fusion)
+                    return self._build_from_source(fusion)
                 except Declined:
                     raise
                 except Exception:
@@ -509,24 +515,24 @@ class Compiler:
                     member.family.is_apart = True
                     fusion.member, fusion.ahead, fusion.may_be_simple = None, None, True
         # outside the lock, as this build is for one segment only
-        return self._built_from(fusion)
+        return self._build_from_source(fusion)
 
-    def _built_from(self, fusion: Fusion) -> Kernel:
+    def _build_from_source(self, fusion: Fusion) -> Kernel:
         """Build a kernel from `fusion.source`, and account for it."""
         if fusion.ahead is None:
-            self._is_built_soon(fusion)
+            self._build_soon(fusion)
         backend, source = fusion.backend, fusion.source
         start, is_ahead = perf_counter(), fusion.ahead is not None
         try:
             if not _is_portable(backend, fusion.segment):
-                kernel = _apart(backend.compile, source)
+                kernel = _in_new_thread(backend.compile, source)
             else:
-                loaded = self._loaded(fusion, self._artifact(fusion, backend))
+                loaded = self._load(fusion, self._artifact(fusion, backend))
                 if loaded is None:
                     raise Declined("the kernel for its structure is not right for these sizes")
                 kernel = loaded
         finally:
-            # `_is_built_soon` has accounted for what is ahead
+            # `_build_soon` has accounted for the artifact in `ahead`
             if not is_ahead:
                 self._account(start, f"{fusion!r} by {backend.name}")
         self.counters.add("compiled")
@@ -544,14 +550,14 @@ class Compiler:
                 workers = self._workers if on_cpu else self._device_workers
                 artifact = workers.build(backend, source)
             else:
-                artifact = _apart(backend.build, source)
+                artifact = _in_new_thread(backend.build, source)
         except WorkerDied as death:
-            # a crash or a build without end: no process shall try it again
+            # a crash or an endless build: no process must try it again
             if key is not None and not self._is_closed:
-                self.disk.put(key, DROPPED + str(death).encode(), _about(fusion))
+                self.disk.put(key, DROPPED + str(death).encode(), _description(fusion))
             raise
         if key is not None:
-            self.disk.put(key, artifact, _about(fusion))
+            self.disk.put(key, artifact, _description(fusion))
         return artifact
 
     def _build_dir(self) -> str | None:
@@ -561,34 +567,34 @@ class Compiler:
         cache folder is not safe, it is a temporary folder.
         """
         folder = self.disk.work_folder("build")
-        found = str(folder) if folder is not None else own_folder()
+        path = str(folder) if folder is not None else own_folder()
         # Inductor passes paths to the C++ compiler without quotes, so a space would split them
-        return None if any(map(str.isspace, found)) else found
+        return None if any(map(str.isspace, path)) else path
 
 
 def _is_portable(backend: Backend, segment: Segment) -> TypeGuard[PortableBackend]:
     return isinstance(backend, PortableBackend) and backend.can_build(segment)
 
 
-def _about(fusion: Fusion) -> str:
+def _description(fusion: Fusion) -> str:
     """The description of the kernel for `cache list`: the backend and the ops."""
     ops = counted(call.op.overloadpacket.__name__ for call in fusion.segment.calls)
     return f"{fusion.backend.name}: {ops}"
 
 
-_turns = threading.Lock()
+_thread_lock = threading.Lock()
 
 
-def _apart(function: Callable[[Segment], T], segment: Segment) -> T:
+def _in_new_thread(function: Callable[[Segment], T], segment: Segment) -> T:
     """`function(segment)` in a new thread, where no dispatch mode of the caller is active.
 
     Only one such call runs at a time, since torch's tracing patches state that threads share.
     """
-    with _turns, ThreadPoolExecutor(1) as thread:
+    with _thread_lock, ThreadPoolExecutor(1) as thread:
         return thread.submit(function, segment).result()
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """The text for an error: its message, after its type if the error is not one of ours."""
     is_ours = isinstance(error, (BuildError, Declined))
     return str(error) if is_ours else f"{type(error).__name__}: {error}"

@@ -1,8 +1,8 @@
 """Families: segments that differ only in sizes, served by a few kernels.
 
-The first segment of a structure gets a kernel of its own. All others share generic kernels with
-symbolic sizes: one, unless it is right for some sizes only. In: a segment. Out: a `Member`, or None
-if the segment itself is to be compiled. Called by `service.compile` for each new fusion.
+The first segment of a structure gets a kernel of its own. All others share a generic kernel with
+symbolic sizes, or several, if each is correct for some sizes only. In: a segment. Out: a `Member`,
+or None if the segment gets its own kernel. Called by `service.compile` for each new fusion.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from lazy_tensor.kernels.generic import Generic, Structure, generic_of, structur
 from lazy_tensor.kernels.segment import Segment
 
 MOST_EXAMPLES = 4
-"""The most segments from which a generic one is made."""
+"""The most example segments from which one generic segment is made."""
 MOST_KERNELS = 8
-"""The most generic kernels of a structure. Each is right for the sizes of a range, so that more
-would be a kernel for each size."""
+"""The most generic kernels of a structure. Each is correct for a range of sizes; with more, almost
+every size would get a kernel of its own."""
 
 
 @dataclass
 class Family:
-    """The segments of one structure, as far as they share state.
+    """What the segments of one structure share.
 
-    `examples` are the first segment seen, and each one whose sizes relate to one another in another
-    way than those before. `generic` is made from them; `kernels` are its kernels so far, each
-    behind its artifact.
+    `examples` are the first segment, and each later one whose sizes don't fit `generic`, as where
+    sizes differ that were equal in all examples before. `generic` is made from the examples, and
+    `kernels` are its kernels so far, with their artifacts.
     """
 
     examples: list[tuple[Segment, Structure]]
@@ -59,9 +59,9 @@ class Member:
     kernels: list[tuple[bytes, Kernel]]
 
     def kernel(self, backend: GenericBackend) -> Kernel | None:
-        """The first kernel that is right for the sizes; None without one.
+        """The first kernel that is correct for the sizes; None if there is none so far.
 
-        Declined if there is none, and no more are built.
+        Declined if there are `MOST_KERNELS` others.
         """
         for artifact, kernel in self.kernels:
             if backend.fits(artifact, self.values):
@@ -75,13 +75,13 @@ class Families:
     """The families of a process, at most `maxsize` of them."""
 
     def __init__(self, maxsize: int) -> None:
-        self._known: Cache[tuple[str, Backend, int], Family] = Cache("", maxsize)
+        self._families: Cache[tuple[str, Backend, int], Family] = Cache("", maxsize)
         self._lock = threading.Lock()
 
     def member(self, segment: Segment, backend: Backend) -> Member | None:
         """Add a new segment to its family; None if it gets a kernel of its own.
 
-        Declined if its sizes relate to one another in another way than those of all examples.
+        Declined if its sizes don't fit the generic segment, and there are `MOST_EXAMPLES` examples.
         """
         if not (isinstance(backend, GenericBackend) and backend.can_build(segment)):
             return None
@@ -91,27 +91,27 @@ class Families:
         # kernels are compiled for a number of threads
         key = (structure.text, backend, torch.get_num_threads())
         with self._lock:
-            family = self._known.get(key)
+            family = self._families.get(key)
             if family is None:
-                self._known.put(key, Family([(segment, structure)]))
+                self._families.put(key, Family([(segment, structure)]))
                 return None
             family.n_members += 1
             if family.is_apart or segment == family.examples[0][0]:
                 return None
             values = None if family.generic is None else family.generic.values_of(structure)
             if values is None:
-                # this segment shows which sizes change, or that some aren't the same
+                # a new example: it shows which sizes change, and which are not always equal
                 values = self._with_example(family, segment, structure).own_values
             assert family.generic is not None
             source = family.generic.of(segment, structure)
             return Member(family, source, values, family.kernels)
 
     def _with_example(self, family: Family, segment: Segment, structure: Structure) -> Generic:
-        """The generic segment that is right for this segment, too."""
+        """The generic segment of the examples and this segment, which becomes an example."""
         if len(family.examples) >= MOST_EXAMPLES:
             raise Declined("its sizes relate to one another in too many ways")
         family.examples.append((segment, structure))
-        family.generic = generic_of([one for _, one in family.examples], segment)
-        # others may still build kernels of the generic one before
+        family.generic = generic_of([example for _, example in family.examples], segment)
+        # a new list, as other members may still add kernels of the generic segment before
         family.kernels = []
         return family.generic

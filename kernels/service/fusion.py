@@ -1,8 +1,8 @@
 """A fusion: one distinct segment, and the callable that runs it now.
 
 In: a segment, a backend, and later the kernel that `service.compile` obtained. Out: `run`, which
-plans call at every flush. It is op-by-op replay, the kernel, or both in turn to measure or compare
-them. Replay means that aten runs the segment's calls one by one, as eager execution does.
+plans call at every flush: op-by-op replay, the kernel, or both in turn to measure or compare them.
+In *replay*, aten runs the segment's calls one by one, as eager execution does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Scalars = Sequence[float]
 OnDisagreement = Callable[["Fusion", str, tuple[Tensors, Scalars]], str]
 
 RECHECK_EVERY = 10_000
-"""Runs after which kernel and replay are timed again, since the slower one may be faster by now."""
+"""Runs after which kernel and replay are timed again: the slower one may have become faster."""
 
 
 class Fusion:
@@ -42,7 +42,7 @@ class Fusion:
 
     `status` is one of:
     - 'aten': runs op by op, and no kernel was asked for
-    - 'queued', 'compiling': runs op by op until its kernel comes
+    - 'queued', 'compiling': runs op by op until its kernel is ready
     - 'measuring': kernel and replay run in turn
     - 'ready': the kernel runs
     - 'slower': the kernel lost against replay, which runs
@@ -57,7 +57,7 @@ class Fusion:
     """
 
     n_adopted: ClassVar[int] = 0
-    """Kernels that all fusions got so far. After new ones `tiering.policy` times blocks again."""
+    """The number of kernels adopted so far. When it grows, `tiering.policy` times blocks again."""
 
     def __init__(
         self,
@@ -77,12 +77,12 @@ class Fusion:
         self.spent_s = 0.0
         # set if the kernel is a generic one of its family
         self.member: Member | None = None
-        # digest of the source and the artifact that was built together with others'
+        # an artifact that is built but not adopted yet, behind the digest of its source
         self.ahead: tuple[str, bytes] | None = None
-        # whether the segment may be so simple that its kernel is there soon
+        # whether the segment may be so simple that `loops` can build its kernel
         self.may_be_simple = True
-        # text for `reason`: the backends that had no kernel, each with its own reason
-        self._passed = ""
+        # the beginning of `reason`: the backends that had no kernel, each with its own reason
+        self._history = ""
         self.threshold = 0
         # whether a kernel must measure faster than replay to be used
         self.measure = False
@@ -99,8 +99,11 @@ class Fusion:
         self.run: Kernel = self._first_run
 
     def _use(self, run: Kernel, native: Kernel | None = None, *, measure_after: int = 0) -> None:
-        """Run `run` from now on. C++ runs `native` in its place, if that is a program, and calls
-        `measure_again` at run `measure_after`; 0 means never."""
+        """Run `run` from now on.
+
+        If `native` is a program, C++ runs it instead, and calls `measure_again` after
+        `measure_after` runs; 0 means never.
+        """
         # C++ prefers `program`: a stale one would hide the new `run`
         self.run, self.program = run, None
         if is_program(native):
@@ -119,12 +122,14 @@ class Fusion:
 
     def run_op_by_op(self, reason: str) -> None:
         """Run op by op from now on, without asking for a kernel."""
-        self.status, self.reason = "aten", self._passed + reason
+        self.status, self.reason = "aten", self._history + reason
         self._use(self._first_run)
 
     def count_runs(self, at_threshold: Callable[[Fusion], None] | None = None) -> None:
-        """Run op by op and count the runs; from run `threshold` on call `at_threshold(self)` at
-        each run, until the status is no longer 'aten'."""
+        """Run op by op and count the runs.
+
+        From run `threshold` on, each run calls `at_threshold(self)` while the status is 'aten'.
+        """
 
         def run(tensors: Tensors, scalars: Scalars) -> Sequence[torch.Tensor]:
             self.n_runs += 1
@@ -140,29 +145,29 @@ class Fusion:
 
         aten = self.aten
         self._use(run)
-        # runs counted before this call may suffice: those while the disk was looked at
+        # runs counted before this call may be enough: those while the disk was read
         if at_threshold is not None and self.n_runs >= self.threshold:
             at_threshold(self)
 
     def adopt(self, kernel: Kernel, origin: str) -> None:
-        """Run `kernel` from now on, or measure first whether it is faster, if `measure` is set."""
+        """Run `kernel` from now on; if `measure` is set, only once it has measured faster."""
         COMPILES.info("%s has a kernel of %s, %s", self, self.backend.name, origin)
-        self.reason = self._passed + origin
+        self.reason = self._history + origin
         Fusion.n_adopted += 1
         if self._verify_every:
             kernel = Verified(
-                kernel, self.aten, self.segment, self._verify_every, self._disagreed, self._counters
+                kernel, self.aten, self.segment, self._verify_every, self._reject, self._counters
             )
         if self.measure:
             self._measure(kernel)
         else:
             self.status = "ready"
-            self._use(self._guarded(kernel), kernel)
+            self._use(self._with_fallback(kernel), kernel)
 
     def pass_on(self, backend: Backend, reason: str) -> None:
-        """Let another backend make the kernel, because the present one can't."""
-        self._passed += f"{self.backend.name}: {reason}; {backend.name}: "
-        # `ahead` holds an artifact of the backend that is left, for the same segment
+        """Let another backend make the kernel, because the current one can't."""
+        self._history += f"{self.backend.name}: {reason}; {backend.name}: "
+        # the artifact in `ahead` is of the backend before
         self.backend, self.member, self.ahead = backend, None, None
 
     def give_up(self, reason: str) -> None:
@@ -175,13 +180,13 @@ class Fusion:
 
         The next run warns, in the program's own thread.
         """
-        self.status, self.reason = "failed", self._passed + reason
+        self.status, self.reason = "failed", self._history + reason
         COMPILES.info("%s has no kernel: %s", self, self.reason)
         self._counters.add("failed")
         self._use(self._warn_and_run)
 
     def _first_run(self, tensors: Tensors, scalars: Scalars) -> Sequence[torch.Tensor]:
-        # makes the replay program only now, as a fusion whose kernel comes first never needs it
+        # the replay program is made only now: a fusion with a kernel on disk may never need it
         self._use(self.aten, self.aten)
         results = self.run(tensors, scalars)
         return results  # noqa: RET504
@@ -193,38 +198,38 @@ class Fusion:
             faster = kernel_s < aten_s
             self.status = "ready" if faster else "slower"
             times = f"kernel {kernel_s * 1e6:.1f} us, op by op {aten_s * 1e6:.1f} us"
-            self.reason = self._passed + times
+            self.reason = self._history + times
             COMPILES.info("%s: %s", self, times)
             self._counters.add("adopted" if faster else "slower")
-            # Python counts to the recheck in `run`. Where C++ runs `program` instead, it counts.
-            run = self._until_recheck(guarded if faster else self.aten, kernel)
+            # `run` counts to the recheck. Where C++ runs `program` instead, C++ counts.
+            run = self._until_recheck(safe_kernel if faster else self.aten, kernel)
             self._use(run, kernel if faster else self.aten, measure_after=RECHECK_EVERY)
 
-        guarded = self._guarded(kernel)
+        safe_kernel = self._with_fallback(kernel)
         self.measure_again = partial(self._measure, kernel)
         self.status = "measuring"
-        self._use(Trial(guarded, self.aten, decide))
+        self._use(Trial(safe_kernel, self.aten, decide))
 
     def _until_recheck(self, best: Kernel, kernel: Kernel) -> Kernel:
         """`best`, which measures `kernel` against replay again after `RECHECK_EVERY` runs."""
-        left = RECHECK_EVERY
+        n_left = RECHECK_EVERY
 
         def run(tensors: Tensors, scalars: Scalars) -> Sequence[torch.Tensor]:
-            nonlocal left
+            nonlocal n_left
             results = best(tensors, scalars)
-            left -= 1
-            if left == 0:
+            n_left -= 1
+            if n_left == 0:
                 self._measure(kernel)
             return results
 
         return run
 
-    def _guarded(self, kernel: Kernel) -> Kernel:
-        """`kernel`, followed by replay where it raises.
+    def _with_fallback(self, kernel: Kernel) -> Kernel:
+        """`kernel`, with replay as its fallback if it raises.
 
         Replay raises eager's exception in place of the kernel's own. If replay doesn't raise, the
-        kernel is dropped. A kernel that writes its inputs is not followed by replay: it may have
-        written already, and replay would write a second time.
+        kernel is dropped. A kernel that writes its inputs has no fallback: it may have written
+        already, and replay would write a second time.
         """
         # A Prepared kernel needs the wrapper for its Busy, raised before it writes anything. A
         # Verified one may have a Prepared one inside.
@@ -243,21 +248,20 @@ class Fusion:
                 failure = error
             results = self.aten(tensors, scalars)
             if failure is not None:
-                # not `_disagreed`, which keeps other processes from the kernel too: the error may
-                # have a passing cause, such as too little memory
-                self._dropped(f"it raised {failure!r}, op-by-op execution does not")
+                # other processes keep the kernel: the cause may pass, such as too little memory
+                self._drop(f"it raised {failure!r}, op-by-op execution does not")
             return results
 
         return run
 
-    def _disagreed(self, reason: str, tensors: Tensors, scalars: Scalars) -> None:
-        """Drop a kernel whose results were wrong on these inputs, in all processes."""
-        told = self._on_disagreement
-        self._dropped(reason, "" if told is None else told(self, reason, (tensors, scalars)))
+    def _reject(self, reason: str, tensors: Tensors, scalars: Scalars) -> None:
+        """Drop a kernel in all processes, because its results were wrong on these inputs."""
+        report = self._on_disagreement
+        self._drop(reason, "" if report is None else report(self, reason, (tensors, scalars)))
 
-    def _dropped(self, reason: str, advice: str = "") -> None:
+    def _drop(self, reason: str, advice: str = "") -> None:
         """Drop the kernel in this process, with a warning."""
-        self.status, self.reason = "failed", self._passed + reason
+        self.status, self.reason = "failed", self._history + reason
         self._counters.add("disagreed")
         self._use(self.aten, self.aten)
         self._warn(f"disagreed with op-by-op execution and was dropped: {reason}{advice}")

@@ -1,4 +1,4 @@
-"""A queue of fusions for daemon threads to work on, those first on which most time is spent.
+"""A queue of fusions for daemon threads; those first that have spent most time op by op.
 
 `service.compile` has three: one loads kernels from disk, one builds those of simple segments, and
 one has workers build all others. A thread of the program may also do a waiting fusion's work
@@ -43,7 +43,7 @@ class Jobs:
             if self._is_closed or fusion in self._waiting or fusion in self._active:
                 return False
             self._waiting.append(fusion)
-            # a new thread only if those that are idle can't take all that waits
+            # a new thread only if more fusions wait than threads are idle
             if self._n_idle < len(self._waiting) and len(self._threads) < self._n_threads:
                 thread = threading.Thread(target=self._serve, daemon=True, name="lazy_tensor-jobs")
                 self._threads.append(thread)
@@ -61,7 +61,7 @@ class Jobs:
             return True
 
     def finish(self, fusion: Fusion) -> None:
-        """Work on `fusion` in this thread, or wait for the thread that has taken it already.
+        """Work on `fusion` in this thread, or wait for the thread that works on it already.
 
         Does nothing if `fusion` is neither waiting nor worked on.
         """
@@ -104,17 +104,17 @@ class Jobs:
                 self._n_idle -= 1
                 if self._is_closed:
                     return
-                fusion = max(self._waiting, key=lambda one: one.spent_s)
+                fusion = max(self._waiting, key=lambda fusion: fusion.spent_s)
                 self._take(fusion)
             self._finish(fusion)
 
     def _take(self, fusion: Fusion) -> None:
-        """Move a fusion from the waiting ones to the active ones. Call it with the lock held."""
+        """Move a fusion from `_waiting` to `_active`. The caller holds the lock."""
         self._waiting.remove(fusion)
         self._active.append(fusion)
 
     def _finish(self, fusion: Fusion) -> None:
-        """Work on an active fusion, and release it, whatever is raised."""
+        """Work on an active fusion, and release it even if that raises."""
         try:
             self._work(fusion)
         except Exception as error:

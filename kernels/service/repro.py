@@ -1,4 +1,4 @@
-"""Writes a script that shows that a kernel is wrong, without the program in which that was found.
+"""Writes a script that reproduces a wrong result of a kernel without the user's program.
 
 In: a segment, the backend's name, and the inputs on which kernel and op-by-op execution differ.
 Out: `<digest>.py`, and beside it `<digest>.pickle` with the segment and `<digest>.pt` with the

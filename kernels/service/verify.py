@@ -19,7 +19,7 @@ from lazy_tensor.kernels.segment import Segment
 _RELATIVE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 _MAX_DIFFERING_SHARE = 1e-3
 """The share of integers and booleans that may differ: they may come from comparisons of floats,
-which rounding can turn over."""
+whose results can change with rounding."""
 
 Tensors = Sequence[torch.Tensor]
 Disagreed = Callable[[str, Tensors, Sequence[float]], None]
@@ -40,27 +40,27 @@ class Verified:
     every: int
     disagreed: Disagreed
     counters: Counters
-    _left: int = 1
+    _runs_to_check: int = 1
 
     def __call__(self, tensors: Tensors, scalars: Sequence[float]) -> Tensors:
-        self._left -= 1
-        if self._left > 0:
+        self._runs_to_check -= 1
+        if self._runs_to_check > 0:
             results = self.kernel(tensors, scalars)
             return results  # noqa: RET504
-        self._left = self.every
+        self._runs_to_check = self.every
         self.counters.add("verified")
         segment = self.segment
-        # two copies of the written inputs: one stays as it is for the report, `aten` writes one
-        given, mine = _apart(tensors, segment), _apart(tensors, segment)
+        # two copies of the written inputs: one stays unchanged for the report, `aten` writes one
+        before, copies = _with_copies(tensors, segment), _with_copies(tensors, segment)
         results = self.kernel(tensors, scalars)
-        expected = self.aten(mine, scalars)
-        reason = _disagreement(segment, given, (tensors, results), (mine, expected))
+        expected = self.aten(copies, scalars)
+        reason = _disagreement(segment, before, (tensors, results), (copies, expected))
         if reason is None:
             return results
         # before `disagreed`, which may raise its warning: the program must have the right values
         for i in segment.written:
-            tensors[i].copy_(mine[i])
-        self.disagreed(reason, given, scalars)
+            tensors[i].copy_(copies[i])
+        self.disagreed(reason, before, scalars)
         return expected
 
 
@@ -68,12 +68,12 @@ def difference_of(
     kernel: Kernel, aten: Kernel, segment: Segment, tensors: Tensors, scalars: Sequence[float]
 ) -> str | None:
     """How `kernel` and `aten` differ on these inputs, which are not written; None if they agree."""
-    one, other = _apart(tensors, segment), _apart(tensors, segment)
-    sides = (one, kernel(one, scalars)), (other, aten(other, scalars))
+    inputs, copies = _with_copies(tensors, segment), _with_copies(tensors, segment)
+    sides = (inputs, kernel(inputs, scalars)), (copies, aten(copies, scalars))
     return _disagreement(segment, tensors, *sides)
 
 
-def _apart(tensors: Tensors, segment: Segment) -> list[torch.Tensor]:
+def _with_copies(tensors: Tensors, segment: Segment) -> list[torch.Tensor]:
     """The inputs, with a copy in place of each that the segment writes."""
     written = segment.written
     return [copy_of(tensor) if i in written else tensor for i, tensor in enumerate(tensors)]
@@ -81,19 +81,20 @@ def _apart(tensors: Tensors, segment: Segment) -> list[torch.Tensor]:
 
 def _disagreement(
     segment: Segment,
-    given: Tensors,
+    before: Tensors,
     actual: tuple[Tensors, Tensors],
     expected: tuple[Tensors, Tensors],
 ) -> str | None:
-    """How two pairs of (inputs, outputs) differ, both after a run on `given`."""
-    one, other = (
+    """How two pairs of (inputs, outputs) differ, both after a run on the inputs `before`."""
+    actual_results, expected_results = (
         [*outputs, *(inputs[i] for i in segment.written)] for inputs, outputs in (actual, expected)
     )
-    return difference(one, other, max(map(largest, given), default=0.0))
+    magnitude = max(map(largest, before), default=0.0)
+    return difference(actual_results, expected_results, magnitude)
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides, for which a kernel was compiled."""
+    """A copy with the same strides: a kernel is compiled for these."""
     copy = torch.empty_strided(
         tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device
     )
@@ -117,14 +118,14 @@ def largest(tensor: torch.Tensor) -> float:
     """The largest finite absolute value; 0 for a dtype that isn't floating point."""
     if not tensor.is_floating_point() or not tensor.numel():
         return 0.0
-    # replaced by 0 and not selected: selecting the finite elements would copy twice as much
+    # infinities and NaN become 0: selecting the finite elements instead would copy twice as much
     return float(tensor.nan_to_num(0.0, 0.0, 0.0).abs().max())
 
 
 def _metadata_difference(actual: torch.Tensor, expected: torch.Tensor) -> str | None:
-    for what in ("dtype", "device", "shape"):
-        if getattr(actual, what) != getattr(expected, what):
-            return f"{what} {getattr(actual, what)} instead of {getattr(expected, what)}"
+    for name in ("dtype", "device", "shape"):
+        if getattr(actual, name) != getattr(expected, name):
+            return f"{name} {getattr(actual, name)} instead of {getattr(expected, name)}"
     # the stride of a dimension of one element addresses nothing, and may differ
     moving = [dim for dim in range(expected.ndim) if expected.size(dim) > 1]
     if expected.numel() and any(actual.stride(d) != expected.stride(d) for d in moving):
@@ -140,7 +141,7 @@ def _value_difference(actual: torch.Tensor, expected: torch.Tensor, magnitude: f
         if n_differing > max(1, int(_MAX_DIFFERING_SHARE * expected.numel())):
             return f"{n_differing} of {expected.numel()} elements differ"
         return None
-    # 8-bit floats have the default
+    # the default is for 8-bit floats
     relative = _RELATIVE.get(expected.dtype, 0.5)
     scale = largest(expected)
     absolute = max(relative * scale, 16 * torch.finfo(expected.dtype).eps * magnitude)

@@ -48,7 +48,7 @@ def main(number: int, niceness: int, head_start_s: float, build_dir: str | None 
     while True:
         request = requests.get()
         try:
-            # unpickled here: the parent waits for an answer also to a request that can't be
+            # unpickled here: the parent waits for an answer even if that fails
             module, kind, segment, n_threads = pickle.loads(request)
             # Inductor compiles the number of threads into kernels: the parent's, not the worker's
             torch.set_num_threads(n_threads)
@@ -56,14 +56,15 @@ def main(number: int, niceness: int, head_start_s: float, build_dir: str | None 
         except Declined as reason:
             answer = ("declined", str(reason))
         except Exception as error:
-            answer = ("failed", _told(error))
+            answer = ("failed", _error_text(error))
         pipe.send_bytes(pickled(answer))
 
 
 def _drop_stale(build_dir: Path) -> None:
-    """Delete files of `build_dir` that are older than a day. Compilers make again what they need.
+    """Delete files of `build_dir` that are older than a day.
 
-    Inductor keeps a file of each kernel there, which nothing else would delete.
+    Inductor keeps a file of each kernel there, which nothing else would delete. Compilers make any
+    file again that they need.
     """
     oldest = time.time() - 24 * 3600
     for path in build_dir.glob("*/*"):
@@ -85,7 +86,7 @@ def _backend(module: str, kind: str) -> PortableBackend:
     return cast(PortableBackend, getattr(importlib.import_module(module), kind)())
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """The error on one line, and where it was raised."""
     line = traceback.format_exception_only(error)[-1].strip()
     last = traceback.extract_tb(error.__traceback__)[-1]

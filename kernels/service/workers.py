@@ -95,7 +95,7 @@ Programs of several ranks get no head start, because each rank waits for the slo
 # A worker's program, given to `python -c`. It finds the package where this process found it, as
 # another version may come first on the path. It doesn't run the package's `__init__.py`: that would
 # import the whole of it, which takes half a second.
-_BEGIN = f"""
+_PROGRAM = f"""
 import sys, types
 pipe, niceness, head_start_s, path, package_path, *build_dir = sys.argv[1:]
 sys.path[:] = path.split({os.pathsep!r})
@@ -106,7 +106,7 @@ main(int(pipe), int(niceness), float(head_start_s), *build_dir)
 """
 
 
-def _path() -> list[str]:
+def _worker_path() -> list[str]:
     """The worker's `sys.path`: this process's own, with the program's folder moved to the end.
 
     A file beside the program must not shadow a module that torch's compiler imports and the program
@@ -127,7 +127,7 @@ def _has_ranks() -> bool:
 
 
 ENDS_WITHIN_S = 5.0
-"""Seconds in which a process ends whose end of the pipe is closed."""
+"""Seconds within which a worker ends after its pipe is closed."""
 
 
 class _Worker:
@@ -138,9 +138,9 @@ class _Worker:
         self._pipe, theirs = multiprocessing.Pipe()
         with theirs:
             arguments = map(str, (theirs.fileno(), niceness, head_start_s))
-            paths = [os.pathsep.join(_path()), package_path, *filter(None, [build_dir])]
+            paths = [os.pathsep.join(_worker_path()), package_path, *filter(None, [build_dir])]
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BEGIN, *arguments, *paths],
+                [sys.executable, "-P", "-c", _PROGRAM, *arguments, *paths],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -156,7 +156,7 @@ class _Worker:
         n_threads = torch.get_num_threads()
         request = pickled((kind.__module__, kind.__qualname__, segment, n_threads))
         began_s = time.monotonic()
-        # the end of the process closes its end of the pipe, so that `recv_bytes` below raises
+        # a killed process closes its end of the pipe, so that `recv_bytes` below raises
         limit = threading.Timer(BUILD_LIMIT_S, self._process.kill)
         limit.daemon = True
         limit.start()
@@ -170,14 +170,14 @@ class _Worker:
                 # a negative code is the number of the signal that ended the process
                 code = self._process.wait(ENDS_WITHIN_S)
             except subprocess.TimeoutExpired:
-                raise error from None  # of a signal's handler, such as TimeoutError
+                raise error from None  # from a signal handler, such as a TimeoutError
             if time.monotonic() - began_s >= BUILD_LIMIT_S:
                 raise WorkerDied(f"it took the compile worker over {BUILD_LIMIT_S:.0f} s") from None
             failure = WorkerDied if -code in CRASHES else BuildError
             raise failure(f"the compile worker ended with exit code {code}") from None
         finally:
             limit.cancel()
-            # the next request would read the answer to this one
+            # the next request would read this one's answer
             if not is_answered:
                 self._process.kill()
                 self._process.wait()
@@ -207,11 +207,11 @@ class _Worker:
 
 
 class Workers:
-    """Up to `size` worker processes, started when first needed, ended with this process.
+    """Up to `size` worker processes: started when first needed, and ended with this process.
 
     `build_dir()` is the folder for the compilers' own files, or None if they may choose. It is
-    called when a worker is started. `niceness` and `head_start_s` are for workers that are started
-    from then on; see `HEAD_START_S`.
+    called when a worker is started. `niceness` and `head_start_s` hold for the next workers; see
+    `HEAD_START_S`.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class Workers:
         atexit.register(self.close)
 
     def _reset(self) -> None:
-        # bounds the workers: who holds a slot has one for itself
+        # bounds the number of workers: each build holds a slot
         self._slots = threading.BoundedSemaphore(self.size)
         # guards the lists below
         self._lock = threading.Lock()
