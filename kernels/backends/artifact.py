@@ -1,8 +1,8 @@
 """A compiled segment as bytes, and back: a JSON header, then a shared library.
 
-`packed` takes what Inductor or `loops.write` compiled. `unpacked` makes a kernel of the bytes: a
-`Program`, which C++ runs. Loading takes about a millisecond and imports nothing of Inductor. Called
-by the backends `inductor` and `whole`.
+`packed` makes the bytes of what Inductor or `loops.write` compiled. `unpacked` makes a kernel of
+the bytes: a `Program`, which C++ runs. Loading takes about a millisecond and doesn't import
+Inductor. Called by the backends `inductor` and `whole`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def hold(conditions: Sequence[str], symbols: Sequence[str], values: Sequence[int
 
 @lru_cache(maxsize=4096)
 def _code(expression: str) -> CodeType:
-    """An expression in symbols, compiled; it is evaluated for each size that comes."""
+    """An expression in symbols, compiled once, as it is evaluated for each new size."""
     return compile(expression, "<size>", "eval")
 
 
@@ -79,7 +79,7 @@ def unpacked(artifact: bytes, scalars: Sequence[type], *, is_long: bool = False)
     """
     header, start = _header(artifact)
     kernels = header["kernels"]
-    # `packed` is given no library if there is no kernel in it
+    # without a kernel, the artifact has no library
     addresses = loaded(artifact[start:], partial(addresses_of, kernels)) if kernels else []
     has_check, symbols = header["has_check"], header["symbols"]
     steps = Steps(header["steps"], addresses, has_check, len(scalars), symbols)
@@ -88,14 +88,14 @@ def unpacked(artifact: bytes, scalars: Sequence[type], *, is_long: bool = False)
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of Inductor's wrapper with the kernels' addresses: a program but for its sizes.
+    """The steps of a program whose sizes are symbols, with the kernels' addresses.
 
     A generic kernel is kept in this form, and `for_sizes` makes a program for each segment's sizes.
-    `told` is the result of `torch_inductor.steps_of`; `has_check` as for `packed`. The last
-    `n_scalars` arguments are numbers.
+    `data` has the form that `torch_inductor.steps_of` returns; `has_check` as for `packed`. The
+    last `n_scalars` arguments are numbers.
     """
 
-    told: dict[str, Any]
+    data: dict[str, Any]
     addresses: Sequence[int]
     has_check: bool
     n_scalars: int
@@ -107,43 +107,42 @@ class Steps:
     def for_sizes(self, sizes: Sequence[int], *, is_long: bool) -> program.Program:
         """The kernel for these values of the symbols. `is_long` as for `unpacked`."""
         try:
-            return _Numbered(self, sizes, is_long=is_long).build()
-        except KeyError as name:  # a number has no slot, and so no memory for a view or a call
+            return _ProgramBuilder(self, sizes, is_long=is_long).build()
+        except KeyError as name:  # a number has no slot, which a view or a library call needs
             raise Declined(f"the run-time number {name} is needed as a tensor") from None
 
 
 def for_own_sizes(kernel: Kernel, segment: Segment) -> Kernel:
-    """The kernel of `segment`; if this is generic, for the sizes that it has as an example."""
+    """`kernel`, or its program for the example sizes of `segment` if this is generic."""
     if isinstance(kernel, Steps) and isinstance(segment, Generic):
         return kernel.for_sizes(segment.own_values, is_long=False)
     return kernel
 
 
-class _Numbered:
-    """Makes a program of steps: names become numbers of slots, and sizes become integers.
+class _ProgramBuilder:
+    """Makes the program of `steps`: names become slot numbers, and sizes become integers.
 
     Each kind of step has a method of its name (`_allocate`, `_view`, `_kernel`, `_call`).
     """
 
     def __init__(self, steps: Steps, sizes: Sequence[int], *, is_long: bool) -> None:
-        arguments: list[str] = steps.told["arguments"]
+        arguments: list[str] = steps.data["arguments"]
         self._n_tensors = len(arguments) - steps.n_scalars
         # arguments come first, so that the leaves of the program are the first slots
         self._slots = {name: i for i, name in enumerate(arguments[: self._n_tensors])}
-        self._numbers = {name: i for i, name in enumerate(arguments[self._n_tensors :])}
-        self._values: dict[str, Any] = {"math": math}
-        self._values.update(zip(steps.symbols, sizes, strict=True))
+        self._scalar_numbers = {name: i for i, name in enumerate(arguments[self._n_tensors :])}
+        self._values = {"math": math, **dict(zip(steps.symbols, sizes, strict=True))}
         self._steps = steps
         self._is_long = is_long
 
     def build(self) -> program.Program:
-        told = self._steps.told
-        made = [getattr(self, f"_{kind}")(*rest) for kind, *rest in told["steps"]]
-        results = [self._slots[name] for name in told["results"]]
+        data = self._steps.data
+        instructions = [getattr(self, f"_{kind}")(*rest) for kind, *rest in data["steps"]]
+        results = [self._slots[name] for name in data["results"]]
         if self._steps.has_check:
-            made.append(program.check(results.pop()))
+            instructions.append(program.check(results.pop()))
         leaves = range(self._n_tensors)
-        return program.program_of(len(self._slots), leaves, results, made, is_inner=True)
+        return program.program_of(len(self._slots), leaves, results, instructions, is_inner=True)
 
     def _allocate(self, name: str, size: Any, stride: Any, dtype: str) -> program.Instruction:
         place = self._sizes(size), self._sizes(stride)
@@ -156,54 +155,53 @@ class _Numbered:
         return program.view(self._slot(name), self._slots[base], *place)
 
     def _kernel(
-        self, number: int, taken: Sequence[str | list[int | str]], dead: Sequence[str]
+        self, number: int, args: Sequence[str | list[int | str]], dead: Sequence[str]
     ) -> program.Instruction:
-        arguments = [self._argument(one) for one in taken]
-        gone = self._known(dead)
+        arguments = [self._kernel_argument(arg) for arg in args]
         address = self._steps.addresses[number]
-        return program.kernel(address, arguments, gone, lets_go=self._is_long)
+        return program.kernel(address, arguments, self._tensor_slots(dead), lets_go=self._is_long)
 
     def _call(
-        self, op: str, args: Any, kwargs: Any, made: Any, strides: Any, dead: Sequence[str]
+        self, op: str, args: Any, kwargs: Any, results: Any, strides: Any, dead: Sequence[str]
     ) -> program.Instruction:
-        arguments = [self._given(one) for one in args]
-        named = {name: self._given(one) for name, one in kwargs.items()}
-        slots = [None if name is None else self._slot(name) for name in made]
-        laid_out = [None if stride is None else self._sizes(stride) for stride in strides]
+        arguments = [self._call_argument(arg) for arg in args]
+        keywords = {name: self._call_argument(arg) for name, arg in kwargs.items()}
+        slots = [None if name is None else self._slot(name) for name in results]
+        result_strides = [None if stride is None else self._sizes(stride) for stride in strides]
         return program.call(
-            op_named(op), arguments, named, slots, self._known(dead), (), laid_out,
+            op_named(op), arguments, keywords, slots, self._tensor_slots(dead), (), result_strides,
             lets_go=self._is_long,
         )  # fmt: skip
 
-    def _known(self, names: Sequence[str]) -> list[int]:
-        """The slots of those of the names that are tensors."""
+    def _tensor_slots(self, names: Sequence[str]) -> list[int]:
+        """The slots of those `names` that are tensors."""
         return [self._slots[name] for name in names if name in self._slots]
 
-    def _given(self, argument: Any) -> Any:
+    def _call_argument(self, argument: Any) -> Any:
         match argument:
             case {"tensor": name}:
                 return Ref(self._slots[name])
             case {"torch": name}:
                 return getattr(torch, name)
             case list():
-                return tuple(self._given(one) for one in argument)
+                return tuple(self._call_argument(item) for item in argument)
         return argument
 
-    def _argument(self, taken: str | list[int | str]) -> program.Argument:
-        if isinstance(taken, list):
-            return "size", self._size(taken[0])
-        if taken in self._numbers:
-            return "number", self._numbers[taken]
-        return "tensor", self._slots[taken]
+    def _kernel_argument(self, argument: str | list[int | str]) -> program.Argument:
+        if isinstance(argument, list):
+            return "size", self._size(argument[0])
+        if argument in self._scalar_numbers:
+            return "number", self._scalar_numbers[argument]
+        return "tensor", self._slots[argument]
 
     def _slot(self, name: str) -> int:
         return self._slots.setdefault(name, len(self._slots))
 
-    def _sizes(self, given: Sequence[int | str]) -> list[int]:
-        return [self._size(one) for one in given]
+    def _sizes(self, sizes: Sequence[int | str]) -> list[int]:
+        return [self._size(size) for size in sizes]
 
-    def _size(self, given: int | str) -> int:
-        return given if isinstance(given, int) else int(eval(_code(given), self._values))
+    def _size(self, size: int | str) -> int:
+        return size if isinstance(size, int) else int(eval(_code(size), self._values))
 
 
 def kernel_of(
@@ -217,11 +215,11 @@ def kernel_of(
 
     def kernel(tensors: Sequence[torch.Tensor], numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         # on the CPU whatever torch's default device is: Inductor reads their values there
-        given = [
+        scalar_tensors = [
             torch.tensor(number, dtype=dtype, device="cpu")
             for number, dtype in zip(numbers, dtypes, strict=True)
         ]
-        results = call([*tensors, *given])  # `results` as `Fusion` requires
+        results = call([*tensors, *scalar_tensors])  # `results` as `Fusion` requires
         return results  # noqa: RET504
 
     return kernel

@@ -14,8 +14,8 @@ from lazy_tensor.kernels.segment import Call, Segment, TensorSpec, creates, last
 
 
 class AtenBackend:
-    """Runs op by op. It refuses every call, so no segment is made for it, but `compile` accepts
-    every segment, as the fallback of other backends."""
+    """Runs op by op. `refuses` gives a reason for every call, so no segment is made for this
+    backend. `compile` accepts every segment, as the fallback of other backends."""
 
     name = "aten"
 
@@ -35,24 +35,25 @@ def compile_aten(segment: Segment) -> Kernel:
     It takes tens of microseconds to make.
     """
     specs: list[TensorSpec | None] = list(segment.inputs)
-    steps: list[tuple[list[int], range]] = []  # the values that each call reads, and those it makes
+    # the numbers of the values that each call reads, and of those that it creates
+    steps: list[tuple[list[int], range]] = []
     for call in segment.calls:
         read = [ref.index for ref in refs(value for _, value in call.arguments())]
         steps.append((read, range(len(specs), len(specs) + len(call.outputs))))
         specs += call.outputs
     leaves = range(len(segment.inputs))
-    dying = last_uses([[*read, *made] for read, made in steps], (*leaves, *segment.outputs))
+    dying = last_uses([[*read, *created] for read, created in steps], (*leaves, *segment.outputs))
     instructions = [
         program.call(
-            call.op, call.args, dict(call.kwargs), _made(call, made.start), dead,
-            (specs[i] for i in (*read, *made)),
+            call.op, call.args, dict(call.kwargs), _created_numbers(call, created.start), dead,
+            (specs[i] for i in (*read, *created)),
         )
-        for call, (read, made), dead in zip(segment.calls, steps, dying, strict=True)
+        for call, (read, created), dead in zip(segment.calls, steps, dying, strict=True)
     ]  # fmt: skip
     return program.program_of(len(specs), leaves, segment.outputs, instructions, is_inner=True)
 
 
-def _made(call: Call, first: int) -> list[int | None]:
+def _created_numbers(call: Call, first: int) -> list[int | None]:
     """For each return of `call` the number of the value it creates, or None if it creates none.
 
     `first` is the number of the first created value.

@@ -1,9 +1,9 @@
 """Makes indices that come from data safe: clamped inside the kernel, reported after it.
 
-An exception in a parallel region of a CPU kernel ends the process, and an unchecked index reads
-foreign memory. So indices are clamped. A kernel with such indices returns one more value, which
-says whether one was out of range; the caller then raises. In: an op's arguments while `lower`
-traces it. Out: the arguments with a clamped index.
+An exception in a parallel region of a CPU kernel ends the process, and an index out of range reads
+memory of others. So the kernel clamps its indices, and returns one more value: whether one was out
+of range. Then the caller raises. In: an op's arguments while `lower` traces it. Out: the arguments
+with a clamped index.
 """
 
 from __future__ import annotations

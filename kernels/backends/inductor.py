@@ -64,9 +64,9 @@ class PortableInductor:
     def build(self, segment: Segment) -> bytes:
         unit, lowered = Unit(), _lowered(segment)
         with unit:
-            made = compile_graph(lowered.graph, lowered.inputs, lowered.symbols)
-        lowered.check_strides(made.strides)
-        return packed(made, unit.compile(), has_check=lowered.has_check)
+            compiled = compile_graph(lowered.graph, lowered.inputs, lowered.symbols)
+        lowered.check_strides(compiled.strides)
+        return packed(compiled, unit.compile(), has_check=lowered.has_check)
 
     def load(self, segment: Segment, artifact: bytes) -> Kernel:
         return unpacked(artifact, segment.scalars, is_long=program.touches_much(segment))
@@ -85,8 +85,8 @@ class InductorBackend(PortableInductor):
             no_compiler = "no C++ compiler was found (set CXX, or install g++)"
             return None if found_compiler() else no_compiler
         if device_type == "cuda":
-            found = importlib.util.find_spec("triton")
-            return None if found else "triton, which it needs on CUDA, is not installed"
+            has_triton = importlib.util.find_spec("triton")
+            return None if has_triton else "triton, which it needs on CUDA, is not installed"
         return f"it runs on cpu and cuda, not on {device_type}"
 
     def compile(self, segment: Segment) -> Kernel:
@@ -98,12 +98,12 @@ class InductorBackend(PortableInductor):
 
     def build_soon(self, segment: Segment) -> bytes | None:
         try:
-            made = written(segment, torch.get_num_threads())
-            library = library_of(made.text)
+            kernel = written(segment, torch.get_num_threads())
+            library = library_of(kernel.text)
         except Declined:
             return None
-        compiled = Compiled(made.steps, (NAME,), (), made.symbols, made.conditions)
-        return packed(compiled, library, has_check=made.has_check)
+        compiled = Compiled(kernel.steps, (NAME,), (), kernel.symbols, kernel.conditions)
+        return packed(compiled, library, has_check=kernel.has_check)
 
     def fits(self, artifact: bytes, values: Sequence[int]) -> bool:
         return holds_for(artifact, values)
@@ -113,7 +113,7 @@ def _lowered(segment: Segment) -> Any:
     for call in segment.calls:
         if _is_floor_division(call, segment):
             raise Declined(f"{call.op}: Inductor rounds quotients of floats down in its own way")
-    # imported late: it imports torch's tracing
+    # imported late, as it imports torch's tracing
     from lazy_tensor.kernels.backends.lower import lower, read_before_written
 
     with default_dtype(segment.default_dtype):
@@ -129,11 +129,11 @@ def _is_floor_division(call: Call, segment: Segment) -> bool:
     0.3125 instead of 0.3170, and NaN where `b` is infinite. Eager takes the exact remainder of C's
     `fmod`, and so do kernels of `kernels.loops` (torch 2.13).
     """
-    name, given = fusible.base_name(call.op), dict(call.arguments())
-    if name not in ("floor_divide", "remainder") and given.get("rounding_mode") != "floor":
+    name, arguments = fusible.base_name(call.op), dict(call.arguments())
+    if name not in ("floor_divide", "remainder") and arguments.get("rounding_mode") != "floor":
         return False
-    # an op in place has no output of its own
-    spec = call.outputs[0] if call.outputs else segment.specs[given["self"].index]
+    # an in-place op has no output of its own
+    spec = call.outputs[0] if call.outputs else segment.specs[arguments["self"].index]
     return spec is not None and spec.dtype.is_floating_point
 
 
@@ -160,14 +160,16 @@ SOURCES = (
     "generic", "scalar_rules", "segment", "symbolic",
     *(f"loops/{path.stem}" for path in sorted((Path(__file__).parents[1] / "loops").glob("*.py"))),
 )  # fmt: skip
-"""The modules whose code decides what an artifact holds. Any change of a file here makes all
+"""The modules whose code decides what is in an artifact. A change in any of these files makes all
 artifacts on disk stale."""
 
 
 @cache
 def _fingerprint() -> str:
-    """The state of this package, torch, Python's binary interface, the C++ compiler and the CPU:
-    all that an artifact depends on but its segment and the number of threads."""
+    """The state of this package, torch, Python's binary interface, the C++ compiler and the CPU.
+
+    An artifact depends on these, on its segment, and on the number of threads.
+    """
     sources = hashlib.sha256()
     for module in SOURCES:
         sources.update((Path(__file__).parents[1] / f"{module}.py").read_bytes())
@@ -183,8 +185,10 @@ def _fingerprint() -> str:
 
 
 def _cpu_flags() -> str:
-    """A digest of this CPU's instruction sets: kernels may use all of them, so another CPU of the
-    same `cache_dir` may lack some."""
+    """A digest of this CPU's instruction sets.
+
+    Kernels may use all of them, and another machine with the same `cache_dir` may lack some.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,9 +1,9 @@
 """Traces a segment to the graph that Inductor or nvFuser compiles.
 
-The graph is functional but for writes to inputs, and its ops are those that a table of
+The graph is functional except for writes to inputs, and its ops are those that a table of
 decompositions leaves. In: a segment. Out: a `Lowered`: an `fx.GraphModule` traced on fake tensors,
-whose results are the segment's outputs. Called by the backends' `build`, most often in a worker.
-Nothing here touches real memory.
+whose results are the segment's outputs. Called by the backends' `build`, usually in a worker.
+Nothing here reads or writes real tensors.
 """
 
 from __future__ import annotations
@@ -68,27 +68,27 @@ def lower(
     Raises RuntimeError if the segment can't be lowered, and Declined if Inductor would compile it
     to a wrong kernel.
     """
-    promised = {n: spec for n in segment.outputs if (spec := segment.specs[n]) is not None}
+    specs = {n: spec for n in segment.outputs if (spec := segment.specs[n]) is not None}
     symbols: SymbolicSizes | None = None
-    taken, calls = segment.inputs, segment.calls
+    input_specs, calls = segment.inputs, segment.calls
     if isinstance(segment, Generic):
         of_inputs = {size.symbols for size in segment.of_inputs if size.is_symbol}
         if len(of_inputs) < len(segment.own_values):
             raise RuntimeError("torch's symbols are sizes of inputs")
         symbols = SymbolicSizes(segment.own_values)
-        taken, calls = segment.with_symbols(symbols.values)
+        input_specs, calls = segment.with_symbols(symbols.values)
     if checks_index is None:
         checks_index = segment.device.type == "cpu"
     checks_index = checks_index and index_checks.has_any(segment)
     # Writes are functionalized, and composite ops decomposed.
     with symbols.fake_mode if symbols is not None else FakeTensorMode():
         # scalars on the CPU wherever the segment runs: Inductor passes 0-dim CPU tensors by value
-        inputs = [_empty(spec) for spec in taken]
+        inputs = [_empty(spec) for spec in input_specs]
         inputs += [torch.empty((), dtype=SCALAR_DTYPES[kind]) for kind in segment.scalars]
-        program = _program(segment, calls, promised, checks_index)
+        program = _program(segment, calls, specs, checks_index)
         functional = torch.func.functionalize(program, remove="mutations")
         graph = make_fx(functional, decomposition_table=decompositions)(*inputs)
-    # Inductor takes such an offset for 0 (torch 2.13)
+    # Inductor compiles such an offset as 0 (torch 2.13)
     if any(node.target is aten.sym_storage_offset.default for node in graph.graph.nodes):
         raise RuntimeError("a view begins at a place that depends on sizes")
     results: Any = graph.graph.output_node().args[0]
@@ -96,8 +96,8 @@ def lower(
         raise Declined("a result is a copy of an input that is written in part")
     if checks_index and segment.device.type == "cpu" and _writes_of_inputs(graph.graph):
         raise Declined("an input would be written before the check of an index raises")
-    strides = [spec.stride for spec in promised.values()]
-    sizes = [spec.size for spec in promised.values()]
+    strides = [spec.stride for spec in specs.values()]
+    sizes = [spec.size for spec in specs.values()]
     # the check is a 0-dim result behind the others
     if checks_index:
         strides.append(())
@@ -125,38 +125,39 @@ def _would_be_an_input(result: fx.Node, graph: fx.Graph) -> bool:
     """Whether Inductor would return an input's memory for a result that must have its own.
 
     In `x[0] = 1; y = x.clone()` Inductor removes the copy and writes `x` in place. Then `y` shares
-    memory with `x` (torch 2.13; `torch.compile` has the same bug). Two things must come together.
-    Between the result and an input there are only ops that may change nothing or replace a part. At
-    least one of them replaces a part, and the input is written.
+    memory with `x` (torch 2.13; `torch.compile` has the same bug). This happens where the input is
+    written, only ops that may change nothing or replace a part lie between the input and the
+    result, and at least one of them replaces a part.
     """
     origin, has_parts = _origin(result)
     return has_parts and origin in {copy.args[0] for copy in _writes_of_inputs(graph)}
 
 
 def read_before_written(graph: fx.Graph) -> None:
-    """Have the final copies to inputs read each input before it is written, for Inductor.
+    """Order the final copies to inputs so that each input is read before it is written.
 
-    In `old.copy_(now); now.copy_(new)` the copies come in the order of the inputs, and Inductor
-    removes what kept the old value of `now` (torch 2.13; `torch.compile` has the same bug). Raises
-    Declined if there is no such order, as where two inputs are swapped.
+    In `old.copy_(now); now.copy_(new)` the copies are in the order of the inputs, and Inductor
+    removes the copy of `now` that keeps its old value (torch 2.13; `torch.compile` has the same
+    bug). Raises Declined if there is no such order, as where two inputs are swapped.
     """
-    left = _writes_of_inputs(graph)
-    if len(left) < 2:
+    copies = _writes_of_inputs(graph)
+    if len(copies) < 2:
         return
     read_by: dict[Any, Any] = {}
-    for copy in left:
+    for copy in copies:
         origin, has_parts = _origin(copy.args[1])
         read_by[copy] = None if has_parts or origin is copy.args[0] else origin
-    last = left[-1]
-    while left:
-        still_read = {read_by[copy] for copy in left}
-        free = [copy for copy in left if copy.args[0] not in still_read]
-        if not free:
+    last = copies[-1]
+    while copies:
+        still_read = {read_by[copy] for copy in copies}
+        # writing this input loses nothing: no other copy reads its old value any more
+        first = next((copy for copy in copies if copy.args[0] not in still_read), None)
+        if first is None:
             raise Declined("inputs are copied to each other")
-        left.remove(free[0])
-        if free[0] is not last:
-            last.append(free[0])
-            last = free[0]
+        copies.remove(first)
+        if first is not last:
+            last.append(first)
+            last = first
 
 
 def _writes_of_inputs(graph: fx.Graph) -> list[fx.Node]:
@@ -165,8 +166,10 @@ def _writes_of_inputs(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _origin(node: Any) -> tuple[Any, bool]:
-    """Where a value comes from, by ops that may change nothing or replace a part: the first node
-    that isn't such an op. And whether one of them replaces a part."""
+    """The node from which ops that may change nothing or replace a part make a value.
+
+    And whether one of these ops replaces a part.
+    """
     has_parts = False
     # along first arguments
     while isinstance(node, fx.Node) and node.op == "call_function":
@@ -191,12 +194,12 @@ def _empty(spec: TensorSpec) -> torch.Tensor:
     return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=spec.device)
 
 
-def _created(call: Call, returned: Any) -> list[torch.Tensor | None]:
-    """The tensors that `call` created, out of what its op returned; None for undefined ones.
+def _tensors_of_call(call: Call, returned: Any) -> list[torch.Tensor | None]:
+    """The new tensors among the results of the op of `call`; None for undefined ones.
 
-    Those of a norm are cast to the recorded dtypes: `_in_one_dtype` has widened its arguments.
+    Those of a norm are cast to the recorded dtypes, since `_promote` has widened its arguments.
     """
-    created = _new_among(call, returned)
+    created = _new_tensors(call, returned)
     if base_name(call.op) not in NORMS:
         return created
     return [
@@ -205,7 +208,7 @@ def _created(call: Call, returned: Any) -> list[torch.Tensor | None]:
     ]
 
 
-def _new_among(call: Call, returned: Any) -> list[torch.Tensor | None]:
+def _new_tensors(call: Call, returned: Any) -> list[torch.Tensor | None]:
     if not call.outputs:
         return []
     if isinstance(returned, torch.Tensor):
@@ -216,12 +219,12 @@ def _new_among(call: Call, returned: Any) -> list[torch.Tensor | None]:
 
 
 def _program(
-    segment: Segment, calls: Sequence[Call], promised: dict[int, TensorSpec], checks_index: bool
+    segment: Segment, calls: Sequence[Call], specs: dict[int, TensorSpec], checks_index: bool
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
     """`calls`, those of the segment, as a function that `make_fx` can trace.
 
-    It takes the inputs and then the scalars, all as tensors. It returns the `promised` values, and
-    whether an index was out of range if `checks_index`.
+    It takes the inputs and then the scalars, all as tensors. It returns the values numbered in
+    `specs`, and whether an index was out of range if `checks_index`.
     """
 
     def program(*arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -230,18 +233,18 @@ def _program(
         bad: list[torch.Tensor] = []
         for call in calls:
             if scalar_rules.has_scalars(call):
-                given = {
+                operands = {
                     name: substituted(value, values, scalars) for name, value in call.arguments()
                 }
-                returned = scalar_rules.computed(call, given, segment.scalars)
+                returned = scalar_rules.computed(call, operands, segment.scalars)
             else:
-                returned = _called(call, values, bad if checks_index else None)
-            values += _created(call, returned)
-        # the specs were recorded under the program's modes; here they must come out the same
-        if any(values[n].dtype is not spec.dtype for n, spec in promised.items()):
+                returned = _run_op(call, values, bad if checks_index else None)
+            values += _tensors_of_call(call, returned)
+        # the specs were recorded under the user's modes, which could have changed a dtype
+        if any(values[n].dtype is not spec.dtype for n, spec in specs.items()):
             raise RuntimeError("a result has another dtype than was promised")
         results = [
-            _laid_out(values[n], _stride(segment, spec, values[n])) for n, spec in promised.items()
+            _with_strides(values[n], _stride(segment, spec, values[n])) for n, spec in specs.items()
         ]
         if checks_index:
             results.append(torch.stack(bad).any())
@@ -250,20 +253,20 @@ def _program(
     return program
 
 
-def _stride(segment: Segment, promised: TensorSpec, traced: torch.Tensor) -> Sequence[int]:
+def _stride(segment: Segment, spec: TensorSpec, traced: torch.Tensor) -> Sequence[int]:
     """The strides that a result must have."""
     if isinstance(segment, Generic):
-        return strides_like(promised, traced.size())
-    return promised.stride
+        return strides_like(spec, traced.size())
+    return spec.stride
 
 
-def _called(call: Call, values: Sequence[Any], bad_indices: list[torch.Tensor] | None) -> Any:
+def _run_op(call: Call, values: Sequence[Any], bad_indices: list[torch.Tensor] | None) -> Any:
     """What the op returns; checks of its indices go to `bad_indices`, unless that is None."""
     op, args = call.op, substituted(call.args, values, ())
     if base_name(op) in NORMS:
-        args = _in_one_dtype(args)
+        args = _promote(args)
     if base_name(op) in scalar_rules.OF_OWN_DTYPE:
-        args = [args[0], *(_in_dtype(one, args[0].dtype) for one in args[1:])]
+        args = [args[0], *(_in_dtype(number, args[0].dtype) for number in args[1:])]
     if op is aten.native_batch_norm.default:
         op, args = _declared_batch_norm(args)
     if bad_indices is not None:
@@ -271,7 +274,7 @@ def _called(call: Call, values: Sequence[Any], bad_indices: list[torch.Tensor] |
     return op(*args, **{name: substituted(value, values, ()) for name, value in call.kwargs})
 
 
-def _in_one_dtype(args: list[Any]) -> list[Any]:
+def _promote(args: list[Any]) -> list[Any]:
     """A norm's arguments, with tensors of several dtypes promoted to one.
 
     Eager's kernels compute in the widest dtype. The decompositions would compute the statistics in
@@ -287,8 +290,10 @@ def _in_one_dtype(args: list[Any]) -> list[Any]:
 
 
 def _in_dtype(number: Any, dtype: torch.dtype) -> Any:
-    """A number that is filled into a tensor of this dtype. Integers and bools would be widened to
-    float32 for a float, and lose bits."""
+    """A number to fill into a tensor of this dtype.
+
+    A float would promote integers and bools to float32, which loses bits.
+    """
     if type(number) is not float or dtype.is_floating_point or dtype.is_complex:
         return number
     return bool(number) if dtype is torch.bool else int(number)
@@ -305,8 +310,8 @@ def _declared_batch_norm(args: list[Any]) -> tuple[Any, list[Any]]:
     return aten._native_batch_norm_legit.default, args
 
 
-def _laid_out(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """`tensor`, copied if needed so that its dimensions lie in memory in the order of `stride`."""
+def _with_strides(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """`tensor`, or a dense copy with its dimensions in the memory order of `stride`, if needed."""
     if not _differs(tensor.size(), tensor.stride(), stride):
         return tensor
     order = sorted(range(tensor.ndim), key=lambda dim: -stride[dim])

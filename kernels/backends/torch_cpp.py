@@ -1,7 +1,7 @@
 """The adapter to Inductor's C++ compiler: one shared library for all kernels of a graph.
 
-In: the C++ that Inductor generates for each kernel, which it hands over within a `Unit`. Out: the
-library's bytes. Checked with torch 2.13, as `torch_inductor` is.
+In: the C++ that Inductor generates for each kernel while a `Unit` is entered. Out: the library's
+bytes. Checked with torch 2.13, as `torch_inductor` is.
 """
 
 from __future__ import annotations
@@ -16,30 +16,29 @@ from lazy_tensor.kernels.backends.torch_inductor import private, settings
 
 
 class Unit:
-    """Collects the C++ of kernels, to compile it as one file, whose headers are read once.
+    """Collects the C++ of kernels to compile it as one file, which reads the headers once.
 
-    While it is entered (`with unit:`), Inductor's kernels are added to it instead of being
-    compiled.
+    Within `with unit:`, Inductor adds its kernels to the unit instead of compiling them.
     """
 
     def __init__(self) -> None:
         self._texts: list[str] = []
 
     def __enter__(self) -> None:
-        self._codecache.load_async = self._put
+        self._codecache.load_async = self._add_text
 
     def __exit__(self, *_: object) -> None:
-        # torch's own method is in the base class, and is found again
+        # torch's own method, in the base class, is visible again
         del self._codecache.load_async
 
     @property
     def _codecache(self) -> Any:
         return private("torch._inductor.codecache", "CppPythonBindingsCodeCache")
 
-    def _put(self, text: str, *_: Any, **__: Any) -> Callable[[], ModuleType]:
+    def _add_text(self, text: str, *_: Any, **__: Any) -> Callable[[], ModuleType]:
         """Keep the C++ text of an extension module, and return a stand-in for the module.
 
-        In place of the kernel it has the name under which `compile` will compile it.
+        In place of the kernel the stand-in has the kernel's name in the library.
         """
         module = ModuleType("kernel")
         module.kernel = f"kernel_{len(self._texts)}"  # type: ignore[attr-defined]
@@ -47,14 +46,13 @@ class Unit:
         return lambda: module
 
     def compile(self) -> bytes:
-        """Compile all kernels that were added; the bytes of the shared library, none without a
-        kernel."""
+        """The bytes of the shared library of all kernels that were added; no bytes without any."""
         if not self._texts:
             return b""
         with private("torch._inductor.config", "patch")(settings()):
-            return self._compiled()
+            return self._compile()
 
-    def _compiled(self) -> bytes:
+    def _compile(self) -> bytes:
         # as `CppCodeCache.load_async` has them
         options = private("torch._inductor.cpp_builder", "CppTorchDeviceOptions")(
             vec_isa=private("torch._inductor.cpu_vec_isa", "pick_vec_isa")(),
@@ -73,13 +71,13 @@ class Unit:
 
 
 def unit_of(texts: Sequence[str]) -> str:
-    """One C++ text out of those of several extension modules, all of which define `kernel`.
+    """One C++ text from those of several extension modules, each of which defines `kernel`.
 
-    Macros rename them to `kernel_0` and so on, and namespaces keep their other names apart. What
-    lets Python load a module is left out.
+    Macros rename these to `kernel_0` and so on, and namespaces separate the other names. The
+    modules' Python bindings are left out.
     """
     lines = [text.partition(_BINDINGS)[0].splitlines() for text in texts]
-    includes = dict.fromkeys(one for text in lines for one in text if _is_include(one))
+    includes = dict.fromkeys(line for text in lines for line in text if _is_include(line))
     unit = [*includes]
     for i, text in enumerate(lines):
         unit += [
@@ -93,7 +91,7 @@ def unit_of(texts: Sequence[str]) -> str:
 
 
 _BINDINGS = "// Python bindings to call kernel():"
-"""Begins the part of an extension module that is for Python."""
+"""The first line of the Python bindings in the text of an extension module."""
 
 
 def _is_include(line: str) -> bool:

@@ -2,7 +2,7 @@
 
 Checked with torch 2.13. In: a functional graph. Out: a `Compiled`: the steps of Inductor's Python
 wrapper as data. The C++ of its kernels goes to a `Unit`, which compiles it to a shared library.
-Importing this module doesn't import Inductor; `compile_graph` does, which takes seconds.
+Inductor is imported by `compile_graph`, not by this module, since the import takes seconds.
 
 A *wrapper* is the Python that Inductor generates around its kernels: it allocates buffers, calls
 kernels, and returns results.
@@ -60,7 +60,7 @@ def private(module: str, name: str) -> Any:
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Inductor's table of decompositions: op -> function that computes it by simpler ops."""
+    """Inductor's table of decompositions: op -> function that computes it with simpler ops."""
     # the decompositions of pooling use this module, but don't import it
     importlib.import_module("torch._inductor.lowering")
     table: dict[Any, Callable[..., Any]] = private(
@@ -92,8 +92,8 @@ class SymbolicSizes:
         self.own: dict[str, int] = {}
         hints: set[int] = set()
         for i, n in enumerate(own):
-            # Torch decides by the hints, and notes the decision as a condition. Two sizes that are
-            # equal by chance would give the condition that they are always equal.
+            # Torch evaluates comparisons with the hints, and records each as a condition. Two sizes
+            # that are equal by chance would give the condition that they are always equal.
             hint = n
             while hint in hints:
                 hint *= 2
@@ -111,10 +111,10 @@ class SymbolicSizes:
         if self._env.deferred_runtime_asserts:
             raise RuntimeError("it depends on sizes that only data tell")
         text = private("torch.utils._sympy.printers", "PythonPrinter")().doprint
-        found = [text(guard.expr) for guard in self._env.guards]
-        # a symbol that was found to equal a constant or another symbol
-        fixed = self._env.replacements.items()
-        return [*found, *(f"{symbol} == {text(value)}" for symbol, value in fixed)]
+        guards = [text(guard.expr) for guard in self._env.guards]
+        # symbols that equal a constant or another symbol
+        equalities = self._env.replacements.items()
+        return [*guards, *(f"{symbol} == {text(value)}" for symbol, value in equalities)]
 
 
 def compile_in_process(
@@ -122,8 +122,8 @@ def compile_in_process(
 ) -> Any:
     """Inductor's own callable: takes a list of tensors, empties it, and returns the results.
 
-    With `says_strides` its source asserts the strides of each library call's results. `_Steps`
-    reads them there.
+    With `says_strides` its source asserts the strides of each library call's results, where
+    `_Steps` reads them.
     """
     compile_fx_inner = private("torch._inductor.compile_fx", "compile_fx_inner")
     config = private("torch._inductor.config", "patch")
@@ -133,23 +133,23 @@ def compile_in_process(
 
 def settings() -> dict[str, Any]:
     """Inductor's settings, for its code and for the C++ compiler's command."""
-    # The number of threads is explicit. By default a kernel's arrays are sized for the threads at
-    # compile time, while the kernel runs on as many threads as there are then.
-    found = {**_SETTINGS, "cpp.threads": torch.get_num_threads()}
+    # By default a kernel's arrays have room for the threads at compile time, but the kernel starts
+    # as many threads as are set at run time. An explicit number holds for both.
+    options = {**_SETTINGS, "cpp.threads": torch.get_num_threads()}
     if _has_vectors_of_torch():
-        found["cpp.vec_isa_ok"] = True
+        options["cpp.vec_isa_ok"] = True
     # Without line numbers for a debugger a library is a third as large. torch 2.10 has none.
     if hasattr(private("torch._inductor.config", "aot_inductor"), "enable_line_tables"):
-        found["aot_inductor.enable_line_tables"] = False
-    return found
+        options["aot_inductor.enable_line_tables"] = False
+    return options
 
 
 @functools.cache
 def _has_vectors_of_torch() -> bool:
     """Whether the widest vectors of this CPU are those that torch's own kernels use.
 
-    If so, Inductor need not find out. It would compile and load a program for each width, which
-    takes six seconds. A compiler that accepts Inductor's C++20 knows these instructions.
+    If so, Inductor needn't test which vectors work: it would compile and load a program for each
+    width, which takes six seconds. A compiler of Inductor's C++20 knows these instructions.
     """
     capability = torch.backends.cpu.get_cpu_capability()
     if capability == "AVX2":
@@ -158,7 +158,7 @@ def _has_vectors_of_torch() -> bool:
 
 
 _SETTINGS = {
-    # the caller has checked all that a kernel relies on
+    # the caller has checked everything that a kernel assumes
     "alignment_asserts": False,
     "nan_asserts": False,
     "assert_indirect_indexing": False,
@@ -167,7 +167,7 @@ _SETTINGS = {
     # `steps_of` reads the wrapper in Python
     "cpp_wrapper": False,
     "keep_output_stride": True,
-    # By default `x.bfloat16().float()` is left out as if it changed nothing (torch 2.13).
+    # By default Inductor removes `x.bfloat16().float()`, as if it changed nothing (torch 2.13).
     "emulate_precision_casts": True,
     # `Workers` has processes of its own
     "compile_threads": 1,
@@ -187,7 +187,7 @@ def compile_graph(
         raise NotPortable("the wrapper holds constants or isn't a method of Inductor's Runner")
     own = symbols.own if symbols is not None else {}
     steps, kernels = steps_of(compiled.source_code, tuple(own))
-    # the wrapper's module: there the kernels' names lead to what `Unit._put` has given for them
+    # the wrapper's module maps each kernel to the name in the library, from `Unit._add_text`
     names = call.__func__.__globals__
     conditions = symbols.conditions() if symbols is not None else []
     # strides come as the text of expressions in the symbols
@@ -195,8 +195,8 @@ def compile_graph(
         None if stride is None else tuple(int(eval(str(s), {}, own)) for s in stride)
         for stride in compiled.output_strides
     )
-    found = tuple(names[kernel] for kernel in kernels)
-    return Compiled(steps, found, strides, tuple(own), tuple(conditions))
+    library_names = tuple(names[kernel] for kernel in kernels)
+    return Compiled(steps, library_names, strides, tuple(own), tuple(conditions))
 
 
 def steps_of(source: str, symbols: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
@@ -206,25 +206,26 @@ def steps_of(source: str, symbols: Sequence[str] = ()) -> tuple[dict[str, Any], 
     - `["allocate", name, size, stride, dtype]`
     - `["view", name, base, size, stride, offset]`
     - `["kernel", number, arguments, dead]`: `dead` are names that no later step needs
-    - `["call", op, args, kwargs, made, strides, dead]`: a library call, whose arguments have the
-      form that `_Steps.given` returns
+    - `["call", op, args, kwargs, results, strides, dead]`: a library call, whose arguments have the
+      form that `_Steps.call_argument` returns
 
-    A size is an integer, or a text: an expression in the `symbols`. An argument of a kernel is a
-    name, or a list of one size. NotPortable if a statement is no known step.
+    A size is an integer, or the text of an expression in the `symbols`. An argument of a kernel is
+    a name, or a list of one size. NotPortable if a statement is no known step.
     """
     tree = ast.parse(source)
     kernels = [name for statement in tree.body for name in _kernels_in(statement)]
     (call,) = (
         node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "call"
     )
-    read = _Steps(kernels, symbols)
+    reader = _Steps(kernels, symbols)
     for statement in call.body:
         try:
-            read.take(statement)
+            reader.read(statement)
         except (KeyError, ValueError) as error:
             text = ast.unparse(statement)
             raise NotPortable(f"the wrapper has {text!r}, which is no known step") from error
-    return {"arguments": read.arguments, "steps": read.steps, "results": read.results}, kernels
+    data = {"arguments": reader.arguments, "steps": reader.steps, "results": reader.results}
+    return data, kernels
 
 
 def _kernels_in(statement: ast.stmt) -> list[str]:
@@ -244,27 +245,27 @@ MOST_ARGUMENTS = 1024
 class _Steps:
     """Reads the steps of a wrapper, statement by statement.
 
-    `take` raises ValueError or KeyError for a statement that is no known step.
+    `read` raises ValueError or KeyError for a statement that is no known step.
     """
 
     def __init__(self, kernels: Sequence[str], symbols: Sequence[str]) -> None:
         self._kernels = {name: i for i, name in enumerate(kernels)}
         self._symbols = frozenset(symbols)
-        # `buf1 = buf0`: a buffer's names -> the first one, by which the steps know it
-        self._same: dict[str, str] = {}
+        # after `buf1 = buf0`: each name of a buffer -> its first name, which the steps use
+        self._names: dict[str, str] = {}
         # the name of a result -> the step of the library call that returns it
         self._calls: dict[str, list[Any]] = {}
-        # views that stand among the arguments of the next library call
+        # steps of views that are written among the arguments of the next library call
         self._temporary: list[Any] = []
         self.arguments: list[str] = []
         self.steps: list[Any] = []
         self.results: list[str] = []
 
-    def take(self, statement: ast.stmt) -> None:
+    def read(self, statement: ast.stmt) -> None:
         match statement:
             case ast.Assign([ast.Tuple(names)], ast.Name("args")):
-                self.arguments = [self._name(one) for one in names]
-            # the wrapper reads the symbols' values from its inputs; `Steps.for_sizes` is given them
+                self.arguments = [self._name(name) for name in names]
+            # the wrapper reads the symbols' values from its inputs; `Steps.for_sizes` has them
             case ast.Assign([_], ast.Call(ast.Attribute(ast.Name(), "size"), [])):
                 pass
             case ast.Assign([ast.Name(name)], ast.Subscript()) if name in self._symbols:
@@ -273,35 +274,34 @@ class _Steps:
             case ast.Assign(
                 [ast.Name(name)], ast.Subscript(ast.Name(several), ast.Constant(int(i)))
             ):
-                made = self._calls[several][_MADE]
-                made[i] = name
+                self._calls[several][_RESULTS][i] = name
                 self._calls[name] = self._calls[several]
-            case ast.Assign([ast.Name(name)], ast.Call(ast.Attribute() as op, given, named)):
-                self._call(name, op, given, named)
+            case ast.Assign([ast.Name(name)], ast.Call(ast.Attribute() as op, args, keywords)):
+                self._call(name, op, args, keywords)
             case ast.Expr(ast.Call(ast.Attribute(ast.Name("args"), "clear"))):
                 pass
-            case ast.Expr(ast.Call(ast.Attribute() as op, given, named)):
-                self._call(None, op, given, named)
+            case ast.Expr(ast.Call(ast.Attribute() as op, args, keywords)):
+                self._call(None, op, args, keywords)
             case ast.Expr(
                 ast.Call(ast.Name("assert_size_stride"), [ast.Name(name), _, stride, *_])
             ):
-                self._lay_out(name, stride)
+                self._record_strides(name, stride)
             case ast.Assign([ast.Name(name)], ast.Name(other)):
-                self._same[name] = self._same.setdefault(other, other)
+                self._names[name] = self._names.setdefault(other, other)
             case ast.Assign([ast.Name(name)], value):
                 self.steps.append(self._buffer(name, value))
-            case ast.Expr(ast.Call(ast.Name(function), given, [])):
-                taken = [self._argument(one) for one in given]
-                if len(taken) > MOST_ARGUMENTS:
+            case ast.Expr(ast.Call(ast.Name(function), args, [])):
+                arguments = [self._argument(arg) for arg in args]
+                if len(arguments) > MOST_ARGUMENTS:
                     raise ValueError("a kernel of too many arguments")
-                self.steps.append(["kernel", self._kernels[function], taken, []])
+                self.steps.append(["kernel", self._kernels[function], arguments, []])
             case ast.Delete(targets):
-                self._drop([one.id for one in targets if isinstance(one, ast.Name)])
+                self._free([target.id for target in targets if isinstance(target, ast.Name)])
             case ast.Return(ast.Tuple(values)):
-                # Later steps rely on the strides that Inductor assumed. A result for which the
-                # wrapper asserts none might have others.
+                # Later steps depend on the strides that Inductor assumed. Without an assertion of
+                # them in the wrapper, a result might have others.
                 for step in self._calls.values():
-                    if any(n and s is None for n, s in zip(*step[_MADE:-1], strict=True)):
+                    if any(n and s is None for n, s in zip(*step[_RESULTS:-1], strict=True)):
                         raise ValueError("a library call whose results' strides aren't said")
                 self.results = [self._result(i, value) for i, value in enumerate(values)]
             case _:
@@ -310,39 +310,39 @@ class _Steps:
     def _call(
         self,
         name: str | None,
-        called: ast.Attribute,
-        given: Sequence[ast.expr],
-        named: Sequence[ast.keyword],
+        function: ast.Attribute,
+        arguments: Sequence[ast.expr],
+        keywords: Sequence[ast.keyword],
     ) -> None:
         """Add a library call that returns `name`, or writes its `out` argument if that is None."""
-        kwargs = {one.arg: self.given(one.value) for one in named if one.arg is not None}
-        op = _op_called(ast.unparse(called), is_out="out" in kwargs)
+        kwargs = {k.arg: self.call_argument(k.value) for k in keywords if k.arg is not None}
+        op = _op_called(ast.unparse(function), is_out="out" in kwargs)
         returns = [] if name is None else op_named(op)._schema.returns
-        if any(str(one.type) != "Tensor" for one in returns):
+        if any(str(r.type) != "Tensor" for r in returns):
             raise ValueError(f"{op} gives a list")
-        n_made = len(returns)
-        made = [name] if n_made == 1 else [None] * n_made
-        args = [self.given(one) for one in given]
+        n_results = len(returns)
+        results = [name] if n_results == 1 else [None] * n_results
+        args = [self.call_argument(argument) for argument in arguments]
         # views made for this call alone come before it, and die with it
         dead = [step[1] for step in self._temporary]
         self.steps += self._temporary
         self._temporary = []
-        step = ["call", op, args, kwargs, made, [None] * n_made, dead]
+        step = ["call", op, args, kwargs, results, [None] * n_results, dead]
         self.steps.append(step)
         if name is not None:
             self._calls[name] = step
 
-    def _lay_out(self, name: str, stride: ast.expr) -> None:
+    def _record_strides(self, name: str, stride: ast.expr) -> None:
         """Record the strides that Inductor assumes of a library call's result.
 
         The program copies the result if the library returns others.
         """
-        name = self._same.get(name, name)
+        name = self._names.get(name, name)
         if name in self._calls:
-            _, _, _, _, made, strides, _ = self._calls[name]
-            strides[made.index(name)] = self._sizes(stride)
+            _, _, _, _, results, strides, _ = self._calls[name]
+            strides[results.index(name)] = self._sizes(stride)
 
-    def given(self, value: ast.expr) -> Any:
+    def call_argument(self, value: ast.expr) -> Any:
         """An argument of a library call, as data that fits JSON.
 
         It is a number, text or None, a list of arguments, `{"tensor": name}`, or `{"torch": name}`
@@ -356,7 +356,7 @@ class _Steps:
                 self._temporary.append(self._buffer(name, value))
                 return {"tensor": name}
             case ast.Tuple(items) | ast.List(items):
-                return [self.given(one) for one in items]
+                return [self.call_argument(item) for item in items]
             case ast.Attribute(ast.Name("torch"), name):
                 return {"torch": name}
             # `float('inf')`, which is no literal
@@ -377,7 +377,7 @@ class _Steps:
     def _name(self, value: ast.expr) -> str:
         if not isinstance(value, ast.Name):
             raise ValueError(ast.unparse(value))
-        return self._same.get(value.id, value.id)
+        return self._names.get(value.id, value.id)
 
     def _argument(self, value: ast.expr) -> str | list[int | str]:
         if isinstance(value, ast.Name) and value.id not in self._symbols:
@@ -387,7 +387,7 @@ class _Steps:
     def _sizes(self, value: ast.expr) -> list[int | str]:
         if not isinstance(value, ast.Tuple):
             raise ValueError(ast.unparse(value))
-        return [self._size(one) for one in value.elts]
+        return [self._size(size) for size in value.elts]
 
     def _size(self, value: ast.expr) -> int | str:
         names = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
@@ -401,16 +401,18 @@ class _Steps:
         self.steps.append(self._buffer(f"result {i}", value))
         return f"result {i}"
 
-    def _drop(self, names: list[str]) -> None:
-        """Let the last step free the buffers that have no other names than these. A step without
-        a list for that frees none."""
-        buffers = [self._same.pop(name, name) for name in names]
+    def _free(self, names: list[str]) -> None:
+        """Add the buffers that have no other names than these to the dead ones of the last step.
+
+        Another kind of last step has no such list, and the buffers live on.
+        """
+        buffers = [self._names.pop(name, name) for name in names]
         if self.steps and self.steps[-1][0] in ("kernel", "call"):
-            alive = set(self._same.values())
+            alive = set(self._names.values())
             self.steps[-1][-1] += [buffer for buffer in buffers if buffer not in alive]
 
 
-_MADE = 4
+_RESULTS = 4
 """The position, in the step of a library call, of the names of its results."""
 
 
@@ -433,5 +435,5 @@ def addresses_of(kernels: Sequence[str], path: str) -> list[int]:
     The library stays loaded: ctypes never unloads one.
     """
     library = ctypes.CDLL(path)
-    found = [ctypes.cast(getattr(library, kernel), ctypes.c_void_p).value for kernel in kernels]
-    return [address for address in found if address is not None]
+    pointers = [ctypes.cast(getattr(library, kernel), ctypes.c_void_p) for kernel in kernels]
+    return [pointer.value for pointer in pointers if pointer.value is not None]

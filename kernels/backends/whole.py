@@ -1,7 +1,7 @@
 """The backend for plans that are compiled whole: fused kernels with library calls between them.
 
-In: a segment that holds library calls too. Out: an artifact whose program runs both. Users can't
-choose this backend: `dispatch.plan.second_tier` uses it for plans that have run for long.
+In: a segment with library calls in it. Out: an artifact whose program runs both. Users can't choose
+this backend: `dispatch.plan.second_tier` uses it for plans that have run for a while.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class WholeBackend(PortableInductor):
         try:
             return super().build(segment)
         except Exception as error:
-            # no failure: the plan's segments have kernels of their own, which go on running
+            # no failure: the plan goes on with the kernels of its segments
             raise Declined(f"it can't be compiled whole: {error!r}") from error
 
 
