@@ -96,6 +96,7 @@ class Families:
                 self._families.put(key, Family([(segment, structure)]))
                 return None
             family.n_members += 1
+            # the first example has a kernel for its own sizes
             if family.is_apart or segment == family.examples[0][0]:
                 return None
             values = None if family.generic is None else family.generic.values_of(structure)

@@ -248,7 +248,8 @@ class Fusion:
                 failure = error
             results = self.aten(tensors, scalars)
             if failure is not None:
-                # other processes keep the kernel: the cause may pass, such as too little memory
+                # Only this process drops the kernel. Others may still use it: the cause may pass,
+                # such as too little memory.
                 self._drop(f"it raised {failure!r}, op-by-op execution does not")
             return results
 
@@ -274,8 +275,8 @@ class Fusion:
 
     def __repr__(self) -> str:
         ops = [str(call.op) for call in self.segment.calls]
-        shown = ", ".join(ops[:4]) + (", ..." if len(ops) > 4 else "")
-        return f"segment {self.segment.digest[:12]} ({len(ops)} ops: {shown})"
+        first_ops = ", ".join(ops[:4]) + (", ..." if len(ops) > 4 else "")
+        return f"segment {self.segment.digest[:12]} ({len(ops)} ops: {first_ops})"
 
     def _warn(self, what: str) -> None:
         warnings.warn(f"{self!r} {what}", stacklevel=3)

@@ -104,6 +104,7 @@ class Jobs:
                 self._n_idle -= 1
                 if self._is_closed:
                     return
+                # a kernel helps most where replay has taken most time
                 fusion = max(self._waiting, key=lambda fusion: fusion.spent_s)
                 self._take(fusion)
             self._finish(fusion)
