@@ -297,8 +297,8 @@ class Body:
             case Place():
                 name = self._line(value, self._access(index[value.dim]))
             case Rolled():
-                moved = self._roll_index(index[value.dim], value.shift, value.size[value.dim])
-                place = (*index[: value.dim], moved, *index[value.dim + 1 :])
+                base_index = self._roll_index(index[value.dim], value.shift, value.size[value.dim])
+                place = (*index[: value.dim], base_index, *index[value.dim + 1 :])
                 name = self.read(value.base, place)
             case Computed():
                 name = self._line(value, self._expression(value, index))
@@ -325,10 +325,10 @@ class Body:
     def _gathered_element(self, value: Gathered, index: Indices) -> str:
         """The element at an index from data, whose C name becomes a `Variable`."""
         dim, n = value.dim, len(value.places.size)
-        behind = dim + (1 if value.is_spread else n)
-        name = self.read(value.places, index if value.is_spread else index[dim:behind])
+        end = dim + (1 if value.is_spread else n)
+        name = self.read(value.places, index if value.is_spread else index[dim:end])
         place = Index(((Variable(name, value.base.size[dim], -1), 1),))
-        return self.read(value.base, (*index[:dim], place, *index[behind:]))
+        return self.read(value.base, (*index[:dim], place, *index[end:]))
 
     def _expression(self, value: Computed, index: Indices) -> str:
         names = [self.read(part, broadcast(part.size)(index)) for part in value.parts]
@@ -404,12 +404,12 @@ class Body:
             return Index(index.terms, index.start + (low - shift) % n - low)
         base, _, _ = variable.name.partition("_")
         rolled = text.name(f"{base}_")
-        moved = f"{index.text()} - {shift}"
-        line = f"const long {rolled} = {moved} < 0 ? {moved} + {n} : {moved};"
+        difference = f"{index.text()} - {shift}"
+        line = f"const long {rolled} = {difference} < 0 ? {difference} + {n} : {difference};"
         lines = text.hoisted.setdefault(base, [])
-        same = [old for old in lines if old.partition(" = ")[2] == line.partition(" = ")[2]]
-        if same:
-            rolled = same[0].split()[2]
+        equal = [old for old in lines if old.partition(" = ")[2] == line.partition(" = ")[2]]
+        if equal:
+            rolled = equal[0].split()[2]
         else:
             lines.append(line)
         return Index(((Variable(rolled, n, variable.dim), 1),))

@@ -221,8 +221,8 @@ class Builder:
 
     def _reduced(self, kind: str, value: Value, dims: Sequence[int]) -> Value:
         """`value` reduced over `dims`, without these dimensions."""
-        kept = [d for d in range(len(value.size)) if d not in dims]
-        size = tuple(value.size[d] for d in kept)
+        kept_dims = [d for d in range(len(value.size)) if d not in dims]
+        size = tuple(value.size[d] for d in kept_dims)
         result = self._of_base(kind, value, dims)
         return result if result.size == size else Reshaped(size, result.dtype, result)
 
@@ -235,19 +235,19 @@ class Builder:
         n_reduced = math.prod(value.size[d] for d in dims)
         if n_reduced == 1 or (n_reduced <= FEW and is_cheap(value)):
             return self._unrolled(kind, value, dims)
-        kept = [d for d in range(len(value.size)) if d not in dims]
+        kept_dims = [d for d in range(len(value.size)) if d not in dims]
+        size = tuple(value.size[d] for d in kept_dims)
         match value:
-            case Reshaped() if (before := _dims_before(value, dims)) is not None:
-                return self._reduced(kind, value.base, before)
+            case Reshaped() if (base_dims := _dims_before(value, dims)) is not None:
+                return self._reduced(kind, value.base, base_dims)
             case Permuted():
                 result = self._reduced(kind, value.base, [value.order[d] for d in dims])
-                kept_of_base = sorted(value.order[d] for d in kept)
-                order = tuple(kept_of_base.index(value.order[d]) for d in kept)
-                return Permuted(tuple(value.size[d] for d in kept), result.dtype, result, order)
+                kept_of_base = sorted(value.order[d] for d in kept_dims)
+                order = tuple(kept_of_base.index(value.order[d]) for d in kept_dims)
+                return Permuted(size, result.dtype, result, order)
             case Computed() if (part := copied(value)) is not None:
                 return self._reduced(kind, part, dims)
-        size = tuple(value.size[d] for d in kept)
-        return Reduced(size, value.dtype, value, kind, (*kept, *dims))
+        return Reduced(size, value.dtype, value, kind, (*kept_dims, *dims))
 
     def _unrolled(self, kind: str, value: Value, dims: Sequence[int]) -> Value:
         """A reduction of few elements as one expression, in which each element is a view."""

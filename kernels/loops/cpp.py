@@ -122,9 +122,9 @@ def _empty_libtorch(compiler: str) -> Path:
     loader uses torch's own, which is loaded already.
     """
     path = Path(own_folder(), "libtorch_cpu.so")
-    named = "-Wl,-soname,libtorch_cpu.so"
+    soname = "-Wl,-soname,libtorch_cpu.so"
     subprocess.run(
-        [compiler, "-shared", "-nostdlib", "-x", "c++", os.devnull, named, "-o", str(path)],
+        [compiler, "-shared", "-nostdlib", "-x", "c++", os.devnull, soname, "-o", str(path)],
         check=True, capture_output=True,
     )  # fmt: skip
     return path

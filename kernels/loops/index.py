@@ -92,11 +92,12 @@ class Index:
         change within the two loops of a split.
         """
         quotient = tuple((v, factor // n) for v, factor in self.terms if factor % n == 0)
-        rest = Index(tuple((v, factor) for v, factor in self.terms if factor % n), self.start % n)
-        least, most = rest.bounds()
+        terms = tuple((v, factor) for v, factor in self.terms if factor % n)
+        remainder = Index(terms, self.start % n)
+        least, most = remainder.bounds()
         if least >= 0 and most < n:
-            return Index(quotient, self.start // n), rest
-        for variable, factor in rest.terms:
+            return Index(quotient, self.start // n), remainder
+        for variable, factor in remainder.terms:
             is_loop = variable.dim >= 0
             if is_loop and factor > 0 and n % factor == 0 and variable.n % (n // factor) == 0:
                 raise NeedsSplit(variable, n // factor)

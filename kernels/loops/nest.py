@@ -60,6 +60,7 @@ class Loops(NestText):
         # the variable that is vectorized, if it is not the one of the least strides
         self._lane_variable: Variable | None = None
         self._n_splits = 0
+        # `_pass_of` reads it: 1 leaves stores of inputs in the passes of their values
         self._n_passes = 1
         self._n_passes += max(map(self._pass_of, nest.sinks))
 

@@ -226,11 +226,11 @@ class _Reader:
             raise Declined(f"a run-time number among {dtype}")
         return value
 
-    def _results_of_call(self, call: Call, name: str, operands: Arguments) -> list[Value | None]:
+    def _results_of_call(self, call: Call, name: str, args: Arguments) -> list[Value | None]:
         """The values of the call's outputs, then those that it writes to its arguments."""
         b, rule = self._builder, RULES.get(name)
         if rule is not None:
-            results = rule(b, operands)
+            results = rule(b, args)
             return results if isinstance(results, list) else [results]
         if name in FACTORIES:
             return [b.of("{0}", FACTORIES[name])]
@@ -239,11 +239,9 @@ class _Reader:
             text = f"{name}({{0}})"
         if text is None:
             raise Declined(f"{call.op}: no rule")
-        if len(operands) != (2 if "{1}" in text else 1):
+        if len(args) != (2 if "{1}" in text else 1):
             raise Declined(f"{call.op}: other arguments than its rule knows")
-        return [
-            b.test(text, *operands.values()) if name in TESTS else b.of(text, *operands.values())
-        ]
+        return [b.test(text, *args.values()) if name in TESTS else b.of(text, *args.values())]
 
 
 C_TYPES_OF_NUMBERS = (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)

@@ -53,8 +53,8 @@ def _place(b: Builder, kind: str, x: Value, dim: int, *, keepdim: bool) -> Value
     dim %= len(x.size)
     is_most = b.test("({0} == {1}) | ({0} != {0})", x, b.reduced(kind, x, dim))
     places = Builder(torch.int32)
-    here = Place(x.size, torch.int32, dim)
-    place = places.of("{0} ? {1} : {2}", is_most, here, x.size[dim])
+    index = Place(x.size, torch.int32, dim)
+    place = places.of("{0} ? {1} : {2}", is_most, index, x.size[dim])
     return places.cast(places.reduced("min", place, dim, keepdim=keepdim), torch.int64)
 
 
@@ -231,10 +231,8 @@ def _group_norm_backward(b: Builder, a: Arguments) -> list[Value | None]:
     if a.get("weight") is not None:
         weight = Reshaped((n_groups, size_of_groups[2], 1), b.dtype, a["weight"])
         normed_grad = b.of("{0} * {1}", grad, weight)
-    totals = [
-        b.reduced("sum", terms, (2, 3))
-        for terms in (normed_grad, b.of("{0} * {1}", normed_grad, normed))
-    ]
+    products = b.of("{0} * {1}", normed_grad, normed)
+    totals = [b.reduced("sum", terms, (2, 3)) for terms in (normed_grad, products)]
     x_grad = b.of(
         "{0} * ({1} - ({2} + {3} * {4}) / {5})", scale, normed_grad, totals[0], normed, totals[1],
         size_of_groups[2] * size_of_groups[3],
@@ -412,9 +410,8 @@ def _nll_backward(b: Builder, a: Arguments) -> Value:
     scores, target, weight = a["self"], a["target"], a.get("weight")
     counts = _counts(b, a)
     column, column_counts = (Reshaped((target.size[0], 1), x.dtype, x) for x in (target, counts))
-    is_target = _INTEGERS.test(
-        "({0} == {1}) & {2}", column, Place(scores.size, torch.int64, 1), column_counts
-    )
+    classes = Place(scores.size, torch.int64, 1)
+    is_target = _INTEGERS.test("({0} == {1}) & {2}", column, classes, column_counts)
     grad = a["grad_output"]
     if a["reduction"] == 1:
         grad = b.of("{0} / {1}", grad, a["total_weight"])

@@ -176,9 +176,8 @@ def _nan_to_num(b: Builder, a: Arguments) -> Value:
     info, x = torch.finfo(b.stored_dtype), a["self"]
     nan, most, least = (a.get(name) for name in ("nan", "posinf", "neginf"))
     result = b.of("{0} == __builtin_inf() ? {1} : {0}", x, info.max if most is None else most)
-    result = b.of(
-        "{0} == -__builtin_inf() ? {1} : {2}", x, info.min if least is None else least, result
-    )
+    least = info.min if least is None else least
+    result = b.of("{0} == -__builtin_inf() ? {1} : {2}", x, least, result)
     return b.of("{0} != {0} ? {1} : {2}", x, 0 if nan is None else nan, result)
 
 

@@ -92,8 +92,7 @@ class Shown:
             return Reshaped(base.size, base.dtype, new)
         if self.name in _PERMUTED:
             order = self._order()
-            back = restored(range(len(order)), order)
-            return Permuted(base.size, base.dtype, new, back)
+            return Permuted(base.size, base.dtype, new, restored(range(len(order)), order))
         if self.name not in ("select", "slice") or self.arguments.get("step", 1) != 1:
             raise Declined(f"a write to a view by {self.name}")
         dim, n = self._dim, base.size[self._dim]
@@ -156,8 +155,8 @@ class Shown:
             return tuple(stride[d] for d in self._order())
         if name == "expand":
             n_new = len(size) - len(stride)
-            kept = [s if n != 1 else 0 for s, n in zip(stride, base.size, strict=True)]
-            return (*[0] * n_new, *kept)
+            base_stride = [s if n != 1 else 0 for s, n in zip(stride, base.size, strict=True)]
+            return (*[0] * n_new, *base_stride)
         if name == "select":
             return (*stride[: self._dim], *stride[self._dim + 1 :])
         if name == "slice":
@@ -173,10 +172,8 @@ class Shown:
         order = [*range(n_dims)]
         if n_dims > 1:
             # `t` has no arguments
-            dim0, dim1 = (
-                self.arguments.get("dim0", 0) % n_dims,
-                self.arguments.get("dim1", 1) % n_dims,
-            )
+            dim0 = self.arguments.get("dim0", 0) % n_dims
+            dim1 = self.arguments.get("dim1", 1) % n_dims
             order[dim0], order[dim1] = dim1, dim0
         return tuple(order)
 
@@ -215,8 +212,8 @@ class Shown:
 
 def _inferred(size: tuple[int, ...], n: int) -> tuple[int, ...]:
     """A size of `n` elements, in which -1 is replaced by what follows from the other dimensions."""
-    known = prod(m for m in size if not _is_inferred(m))
-    return tuple(n // known if _is_inferred(m) else m for m in size)
+    n_known = prod(m for m in size if not _is_inferred(m))
+    return tuple(n // n_known if _is_inferred(m) else m for m in size)
 
 
 def _is_inferred(size: Any) -> bool:

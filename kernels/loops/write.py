@@ -260,9 +260,9 @@ class _Writer:
         self._n_before_writes = len(self._nests)
         for sink in copies:
             value = sink.value
-            same = View(value.size, value.dtype, value, lambda index: index)
-            nest = Nest(same.size, (*range(len(same.size)),))
-            nest.sinks.append(replace(sink, value=same))
+            copy = View(value.size, value.dtype, value, lambda index: index)
+            nest = Nest(copy.size, (*range(len(copy.size)),))
+            nest.sinks.append(replace(sink, value=copy))
             self._nests.append(nest)
         bodies = []
         for nest in self._nests:
@@ -339,15 +339,15 @@ class _Writer:
 
     def _place_new(self, sink: Sink) -> int:
         if isinstance(sink.value, Reduced) and sink.memory is not None:
-            home = self._nest_number(sink.value)
-            self._nests[home].sinks.append(sink)
-            return home
+            number = self._nest_number(sink.value)
+            self._nests[number].sinks.append(sink)
+            return number
         first = 0
         for value in self._needs(sink.value):
             # a reduction's own nest has its result, for the same row
-            home = self._nest_number(value)
+            number = self._nest_number(value)
             is_there = isinstance(value, Reduced) and not self._is_read_from_memory(value)
-            first = max(first, home if is_there else home + 1)
+            first = max(first, number if is_there else number + 1)
         for i in range(first, len(self._nests)):
             if self._nests[i].can_compute(sink):
                 break
@@ -371,10 +371,10 @@ class _Writer:
         """The number of the nest that computes a value that a sink needs."""
         if value not in self._nest_of_value:
             if value in self._early_stores:
-                home = self._nest_of_parts(value)
+                number = self._nest_of_parts(value)
             else:
-                home = self._place_sink(self._sink_for(value))
-            self._nest_of_value[value] = home
+                number = self._place_sink(self._sink_for(value))
+            self._nest_of_value[value] = number
         return self._nest_of_value[value]
 
     def _sink_for(self, value: Value) -> Sink:
@@ -408,13 +408,13 @@ class _Writer:
         """Give memory to reductions that another nest needs."""
         for i, nest in enumerate(self._nests):
             for value in {v: None for sink in [*nest.sinks] for v in self._needs(sink.value)}:
-                home = self._nest_of_value[value]
-                if isinstance(value, Reduced) and home != i:
-                    self._ensure_stored(value, home)
+                number = self._nest_of_value[value]
+                if isinstance(value, Reduced) and number != i:
+                    self._ensure_stored(value, number)
 
-    def _ensure_stored(self, value: Value, home: int) -> None:
+    def _ensure_stored(self, value: Value, number: int) -> None:
         """Add a sink that stores the value to a nest, if it has none."""
-        sinks = self._nests[home].sinks
+        sinks = self._nests[number].sinks
         if not any(s.value is value and s.memory and not s.is_input for s in sinks):
             sinks.append(Sink(value, self._new_memory(value)))
 
@@ -434,10 +434,10 @@ class _Writer:
                 if value in seen or isinstance(value, Reduced) or is_kept:
                     continue
                 seen.add(value)
-                home = first.setdefault(value, i)
-                is_full = value.size == self._nests[home].over and isinstance(value, Computed)
-                if home < i and is_full and not is_cheap(value):
-                    self._ensure_stored(value, home)
+                number = first.setdefault(value, i)
+                is_full = value.size == self._nests[number].over and isinstance(value, Computed)
+                if number < i and is_full and not is_cheap(value):
+                    self._ensure_stored(value, number)
                 else:
                     stack += parts_of(value)
 
