@@ -100,15 +100,21 @@ def times_of(name: str, side: str, seconds: float) -> list[float]:
         mode = lazy_tensor.lazy_mode if side == "block" else nullcontext
     model, x = PROGRAMS[name](own)
     optimizer = torch.optim.AdamW(model.parameters())
+    update: Callable[[], Any] = optimizer.step
 
     def train() -> torch.Tensor:
         optimizer.zero_grad()
         loss: torch.Tensor = model(x).square().mean()
         loss.backward()
-        optimizer.step()
+        update()
         return loss.detach()
 
-    step: Callable[[], Any] = lazy_tensor.replay(train) if side == "replay" else train
+    step: Callable[[], Any] = train
+    if side == "replay" and isinstance(model, nn.parallel.DistributedDataParallel):
+        lazy_tensor.replay(model.module)  # DDP's own code can't be replayed
+        update = lazy_tensor.replay(optimizer.step)
+    elif side == "replay":
+        step = lazy_tensor.replay(train)
     times_s: list[float] = []
     began_s = time.perf_counter()
     passed_s = torch.zeros(1)

@@ -121,6 +121,7 @@ def choose_by_chance(monkeypatch: pytest.MonkeyPatch, chance: random.Random) -> 
     for name, n_blocks in {"TRIALS": 0, "COMPARED": 4, "GOES_ON": 1, "AT_MOST": 2}.items():
         monkeypatch.setattr(sites, name, n_blocks)
     monkeypatch.setattr(sites, "perf_counter", chance.random)
+    monkeypatch.setattr(sites, "thread_time", chance.random)
     monkeypatch.setattr(sites, "_COIN", chance)
 
 

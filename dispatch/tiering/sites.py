@@ -9,10 +9,11 @@ is treated like a block (at a site of its own).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from statistics import median_low
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Protocol
 
 import torch
@@ -70,6 +71,17 @@ def settled_s() -> float:
     if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         torch.cuda.synchronize()
     return perf_counter()
+
+
+def comparison_clock() -> Callable[[], float]:
+    """The clock by which blocks are compared.
+
+    With one thread and no GPU it counts the time that this thread runs: its waiting, for other
+    ranks or for a processor that others use, says nothing about either way.
+    """
+    if torch.get_num_threads() > 1 or torch.cuda.is_initialized():
+        return settled_s
+    return thread_time
 
 
 class PlanStatus(Protocol):
@@ -157,6 +169,8 @@ class Site:
         self._kernels_may_help = True
         self._began_s = 0.0  # when the last block began
         self.is_compared = False  # the last block is timed for a comparison
+        self._clock: Callable[[], float] = settled_s  # by which it is timed
+        self._timed_from_s = 0.0
         self._n_traced = 0  # new blocks so far (see TRACED)
         self._until_s = 0.0  # no block is recorded before: new ones have taken their share
         self._try_anew()
@@ -205,7 +219,8 @@ class Site:
             self.is_bypassed = self._first_is_bypassed is (place in (0, 3))
             self.is_compared = True
             # Only here: to wait for the GPU costs what the host could have done meanwhile.
-            self._began_s = settled_s()
+            self._clock = comparison_clock()
+            self._timed_from_s = self._clock()
         self._n_bypassed = self._n_bypassed + 1 if self.is_bypassed else 0
         return not self.is_bypassed
 
@@ -315,8 +330,10 @@ class Site:
             self.awaited.spent_s += perf_counter() - self._began_s
         if not (self.is_compared or new_s):
             return
-        now_s = settled_s() if self.is_compared else perf_counter()
+        now_s = perf_counter()
         seconds = now_s - self._began_s
+        if self.is_compared:
+            seconds = self._clock() - self._timed_from_s
         if new_s > SHARE * seconds:
             self._n_traced += 1  # a round, too, is one: most of its reads may have been known
             if self._n_traced > TRACED:

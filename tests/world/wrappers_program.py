@@ -42,6 +42,14 @@ def ddp_in_threads(model):
     return wrapped, torch.optim.SGD(model.parameters(), 0.1)
 
 
+def ddp_replayed(model):
+    """Its model and its optimizer's step are replayed; the code between them is DDP's own."""
+    lazy_tensor.replay(model)
+    wrapped, optimizer = ddp_views(model)
+    optimizer.step = lazy_tensor.replay(optimizer.step)
+    return wrapped, optimizer
+
+
 def zero(model):
     wrapped = DistributedDataParallel(model)
     return wrapped, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
@@ -80,14 +88,14 @@ WRAPPERS["fsdp2"] = fsdp2(fully_shard), fsdp2(lazy_tensor.sharding.fully_shard)
 WRAPPERS["fsdp2_tied"] = tied_for_torch, tied
 
 
-def trained(wrap, mode, *, built_inside):
+def trained(wrap, mode, *, built_inside=False, n_steps=6):
     torch.manual_seed(0)
     with mode() if built_inside else nullcontext():
         inner = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
         model, optimizer = wrap(inner)
     x = torch.randn(8, 4, generator=torch.Generator().manual_seed(dist.get_rank()))
     losses = []
-    for i in range(6):
+    for i in range(n_steps):
         with mode():
             optimizer.zero_grad()
             loss = model(x + i).square().mean()
@@ -104,7 +112,7 @@ def main():
     lazy_tensor.configure(backend="aten", compile="off", record="always")
     dist.init_process_group("gloo")
     for name, (theirs, ours) in WRAPPERS.items():
-        expected = trained(theirs, nullcontext, built_inside=False)
+        expected = trained(theirs, nullcontext)
         for built_inside in (False, True):
             found = trained(ours, lazy_tensor.lazy_mode, built_inside=built_inside)
             for one, other in zip(found, expected, strict=True):
@@ -113,6 +121,11 @@ def main():
             causes = lazy_tensor.stats()["flush_causes"]
             assert not causes.keys() & {"mul()", "copy_()", "div()"}, causes
         print(f"{name} is done", flush=True)
+    expected = trained(ddp_views, nullcontext, n_steps=20)
+    for one, other in zip(trained(ddp_replayed, nullcontext, n_steps=20), expected, strict=True):
+        assert torch.equal(one, other), (one, other)
+    assert lazy_tensor.stats()["replayed"] > 20, lazy_tensor.explain()
+    print("ddp_replayed is done", flush=True)
     dist.destroy_process_group()
 
 

@@ -92,6 +92,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     """The time, and a process that asks for no kernels."""
     it = Clock()
     monkeypatch.setattr(sites, "perf_counter", it)
+    monkeypatch.setattr(sites, "thread_time", it)
     monkeypatch.setattr(policy, "perf_counter", it)
     monkeypatch.setattr(sites, "TRIALS", TRIALS)
     monkeypatch.setattr(STATS, "worked_s", -math.inf)
@@ -176,7 +177,7 @@ def test_what_a_gpu_is_behind_counts_in_compared_blocks_alone(
         behind_s = 0.0
         return clock.now_s
 
-    monkeypatch.setattr(sites, "settled_s", waited)
+    monkeypatch.setattr(sites, "comparison_clock", lambda: waited)
     site, found = Site(), []
     for _ in range(TRIALS + 4 + GOES_ON):
         site.is_followed()
@@ -188,6 +189,25 @@ def test_what_a_gpu_is_behind_counts_in_compared_blocks_alone(
         found.append(is_seen)
     assert found[TRIALS + 4 :] == [True] * GOES_ON
     assert len(waits) == 2 * 4
+
+
+def test_time_of_others_does_not_count_in_a_program_of_one_thread(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks wait for another rank ten times as long as they run, recorded ones for longer."""
+    ran = Clock()
+    monkeypatch.setattr(sites, "thread_time", ran)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    site, found = Site(), []
+    for _ in range(TRIALS + 4 + GOES_ON):
+        site.is_followed()
+        is_seen = site.begin(may_choose=True)
+        ran.now_s += 0.4 if is_seen else 1.0
+        clock.now_s += 10.4 if is_seen else 8.0
+        if is_seen:
+            site.end(n_known=1, n_new=0, n_unknown=0)
+        found.append(is_seen)
+    assert found[TRIALS + 4 :] == [True] * GOES_ON
 
 
 def test_four_blocks_say_enough_where_one_way_takes_twice_as_long(clock: Clock) -> None:
