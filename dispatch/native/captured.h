@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 
-#include "aliases.h"
 #include "flush.h"
 #include "results.h"
 #include "watch.h"
@@ -122,38 +121,24 @@ struct Target {
         requires_grad(PyTuple_GET_ITEM(told, 4) == Py_True) {}
 };
 
-// One leaf of what the call returns: (kind, number, object, finish, alias), as
-// `captured_call._given` gives it. PLAIN is a result of the plan, LAZY a lazy tensor on one, PLACE
-// what lies at a place, AGAIN an object that another leaf returned, ASK the result of `object` on
-// the leaves.
+// One leaf of what the call returns: (kind, number, object, finish), as `captured_call._given`
+// gives it. PLAIN is a result of the plan, LAZY a lazy tensor on one, PLACE what lies at a place,
+// AGAIN an object that an earlier leaf returned, ASK the result of `object` on the leaves.
 struct Given {
   enum Kind { PLAIN, LAZY, PLACE, AGAIN, ASK } kind;
-  Py_ssize_t number;  // of the plan's result, or of the other leaf
+  Py_ssize_t number;  // of the plan's result, or of what was returned before
   PyObject* object;   // of LAZY a tensor with the same metadata
   PyObject* finish;   // called with the tensor, or None
   Place place;
-  bool is_alias;
-  Py_ssize_t original;       // of an alias: the leaf that it is an alias of; -1: another tensor,
-  Place place_of_original;   // which lies here
-  long creation;             // see `make_alias`
 
   explicit Given(PyObject* told)
       : number(PyLong_AsSsize_t(PyTuple_GET_ITEM(told, 1))),
         object(PyTuple_GET_ITEM(told, 2)),
-        finish(PyTuple_GET_ITEM(told, 3)),
-        is_alias(PyTuple_GET_ITEM(told, 4) != Py_None) {
+        finish(PyTuple_GET_ITEM(told, 3)) {
     static constexpr std::array names = {"plain", "lazy", "place", "again", "ask"};
     kind = static_cast<Kind>(number_of(names, PyTuple_GET_ITEM(told, 0)));
     if (kind == PLACE) place = Place(object);
-    if (!is_alias) return;
-    PyObject* alias = PyTuple_GET_ITEM(told, 4);
-    original = PyLong_AsSsize_t(PyTuple_GET_ITEM(alias, 0));
-    if (original < 0) place_of_original = Place(PyTuple_GET_ITEM(alias, 1));
-    creation = PyLong_AsLong(PyTuple_GET_ITEM(alias, 2));
   }
-
-  // The leaf that must be made before this one; -1 if there is none.
-  Py_ssize_t needed() const { return kind == AGAIN ? number : is_alias ? original : -1; }
 };
 
 // A tensor that the call writes in place, with the writes that autograd counts.
@@ -310,8 +295,6 @@ class CapturedCall {
   }
 
  private:
-  using ValueOf = std::unordered_map<Py_ssize_t, Ref>;  // by the number of the plan's result
-
   // Whether the `i`-th place gets a tensor: its result was computed or, if a tensor is moved there,
   // that of the place where the chain of moves begins. A ring of moves needs no result.
   bool is_computed(size_t i, PyObject* results) const {
@@ -480,66 +463,51 @@ class CapturedCall {
     return another(THPVariable_Unpack(object), value, layout_in(object));
   }
 
-  // What the call returns.
+  // What the call returns. Lazy tensors on one result share a value, as aliases do.
   PyObject* given(PyObject* results, PyObject* leaves, PyObject* tensors, PyObject* open) const {
-    const size_t n = given_.size();
-    Ref all(sure(PyList_New(static_cast<Py_ssize_t>(n))));
-    ValueOf values;
-    // a view may be returned before its base
-    for (size_t n_made = 0; n_made < n;) {
-      for (size_t i = 0; i < n; ++i) {
-        const auto at = static_cast<Py_ssize_t>(i);
-        const Py_ssize_t needed = given_[i].needed();
-        if (PyList_GET_ITEM(all.get(), at) != nullptr) continue;
-        if (needed >= 0 && PyList_GET_ITEM(all.get(), needed) == nullptr) continue;
-        Ref made = one_given(given_[i], all.get(), values, results, leaves, tensors, open);
-        PyList_SET_ITEM(all.get(), at, made.release());
-        ++n_made;
+    const auto n = static_cast<Py_ssize_t>(given_.size());
+    Ref all(sure(PyList_New(n)));
+    std::vector<std::pair<Py_ssize_t, Ref>> values;
+    for (Py_ssize_t i = 0; i < n; ++i) {
+      const Given& one = given_[i];
+      Ref made;
+      switch (one.kind) {
+        case Given::PLAIN:
+          made = Ref::to(PyList_GET_ITEM(results, one.number));
+          break;
+        case Given::LAZY: {
+          auto known = std::find_if(values.begin(), values.end(), [&one](const auto& pair) {
+            return pair.first == one.number;
+          });
+          if (known == values.end()) {
+            values.emplace_back(one.number, value_with(PyList_GET_ITEM(results, one.number)));
+            known = values.end() - 1;
+          }
+          const at::Tensor tensor = like(one.object, known->second.get());
+          // a view begins where its base now does
+          if (layout_in(one.object).get() == nullptr) {
+            const at::Tensor& data = THPVariable_Unpack(PyList_GET_ITEM(results, one.number));
+            tensor.unsafeGetTensorImpl()->set_storage_offset(data.storage_offset());
+          }
+          made = object_of(tensor);
+          break;
+        }
+        case Given::PLACE:
+          made = one.place.get(tensors, open);
+          break;
+        case Given::AGAIN:
+          made = Ref::to(PyList_GET_ITEM(all.get(), one.number));
+          break;
+        case Given::ASK:
+          made = Ref(sure(PyObject_CallOneArg(one.object, leaves)));
       }
+      if (one.finish != Py_None) made = Ref(sure(PyObject_CallOneArg(one.finish, made.get())));
+      PyList_SET_ITEM(all.get(), i, made.release());
     }
     // None: a single leaf; True: a flat list; else what puts the leaves together
     if (structure_ == Py_None) return Ref::to(PyList_GET_ITEM(all.get(), 0)).release();
     if (structure_ == Py_True) return all.release();
     return sure(PyObject_CallOneArg(structure_, all.get()));
-  }
-
-  // One leaf of what the call returns. `all` has those made before. Lazy tensors on one result share
-  // a value, as aliases do.
-  Ref one_given(const Given& one, PyObject* all, ValueOf& values, PyObject* results,
-                PyObject* leaves, PyObject* tensors, PyObject* open) const {
-    Ref made;
-    switch (one.kind) {
-      case Given::PLAIN:
-        made = Ref::to(PyList_GET_ITEM(results, one.number));
-        break;
-      case Given::LAZY: {
-        PyObject* data = PyList_GET_ITEM(results, one.number);
-        Ref& value = values[one.number];
-        if (value.get() == nullptr) value = value_with(data);
-        const at::Tensor tensor = like(one.object, value.get());
-        // a view begins where its base now does
-        if (layout_in(one.object).get() == nullptr) {
-          tensor.unsafeGetTensorImpl()->set_storage_offset(THPVariable_Unpack(data).storage_offset());
-        }
-        made = object_of(tensor);
-        break;
-      }
-      case Given::PLACE:
-        made = one.place.get(tensors, open);
-        break;
-      case Given::AGAIN:
-        made = Ref::to(PyList_GET_ITEM(all, one.number));
-        break;
-      case Given::ASK:
-        made = Ref(sure(PyObject_CallOneArg(one.object, leaves)));
-    }
-    if (one.is_alias) {
-      const Ref original = one.original < 0 ? one.place_of_original.get(tensors, open)
-                                            : Ref::to(PyList_GET_ITEM(all, one.original));
-      make_alias(THPVariable_Unpack(made.get()), THPVariable_Unpack(original.get()), one.creation);
-    }
-    if (one.finish != Py_None) made = Ref(sure(PyObject_CallOneArg(one.finish, made.get())));
-    return made;
   }
 
   Ref fields_;

@@ -247,7 +247,6 @@ PyMethodDef methods[] = {
     {"read_argument", py_read_argument, METH_VARARGS, nullptr},
     {"first_change", py_first_change, METH_VARARGS, nullptr},
     {"leaf_words", py_leaf_words, METH_O, nullptr},
-    {"alias_among", py_alias_among, METH_VARARGS, nullptr},
     {"argument_words", py_argument_words, METH_VARARGS, nullptr},
     {"are_equal", py_are_equal, METH_VARARGS, nullptr},
     {"call_environment", py_call_environment, METH_NOARGS, nullptr},

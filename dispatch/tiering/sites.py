@@ -346,7 +346,8 @@ class Site:
         times_s = self._bypassed_s if self.is_bypassed else self._recorded_s
         times_s.append(seconds / self._n_parts)
         if not self.is_bypassed:
-            self._host_s.append((seconds - ran_s) / self._n_parts)
+            # plans run by the wall's clock, which may have counted more
+            self._host_s.append(max(seconds - ran_s, 0.0) / self._n_parts)
         self.is_compared = False
         self._n_compared += self._weight
         n_blocks = len(self._recorded_s) + len(self._bypassed_s)

@@ -70,9 +70,6 @@ TIER_AFTER_S = 2.0
 captured call spends most of its time in its plan, and so gains more."""
 
 
-NO_VIEW = -1
-"""The `creation` of an alias that is no view: see dispatch/native/aliases.h."""
-
 hits.use(obstacle_class=Obstacle, nothing=MISSING, any_tensor=OPEN, atoms=frozenset(ATOMS))
 
 
@@ -547,17 +544,13 @@ class CapturedCall:
             structure = True
         given = (*outline.returned, *outline.computed_from.values())
         return {
-            "given": [
-                (*self._given(one, gives_plain), None if gives_plain else self._alias(one))
-                for one in given
-            ],
+            "given": [self._given(one, gives_plain) for one in given],
             "keeps_leaves": any("leaf" in one.kind for one in given),
             "structure": structure,
         }
 
     def _given(self, one: Returned, gives_plain: bool) -> tuple[Any, ...]:
-        """(kind, number, object, finish): see `Given` in `dispatch/native/captured.h`, which has
-        `_alias` as well."""
+        """(kind, number, object, finish): see `Given` in `dispatch/native/captured.h`."""
         if one.kind == "slot":
             assert one.meta is not None, "what makes a tensor has its metadata"
             number = self._slots.index(one.name)
@@ -586,27 +579,14 @@ class CapturedCall:
             return "ask", 0, lambda _: torch_private.copy_of(data), None
         if one.kind == "leaf":
             return "ask", 0, partial(_leaf, one), _FINISH[one.grad]
-        return "place", 0, self._way_to_known(one), None
-
-    def _way_to_known(self, one: Returned) -> Way:
-        """How C++ finds an argument, what lies at a place, or a constant."""
+        way = Way("object", one.name)  # of a constant
         if one.kind == "argument":
-            return Way("argument", number=one.name)
-        if one.kind == "place" and one.name in self._places:
-            return Way("object", self._places[one.name])
-        return self._way_to(one.name) if one.kind == "place" else Way("object", one.name)
-
-    def _alias(self, one: Returned) -> tuple[int, Way, int] | None:
-        """(the number of the leaf that it is an alias of, or -1; the way to any other such tensor;
-        creation)."""
-        if one.alias is None:
-            return None
-        original, creation = one.alias
-        if one.layout is not None:
-            creation = NO_VIEW  # autograd makes views anew by `as_strided`, and sharded ones can't
-        if original.kind == "again":
-            return original.name, Way("object"), creation
-        return -1, self._way_to_known(original), creation
+            way = Way("argument", number=one.name)
+        elif one.kind == "place" and one.name in self._places:
+            way = Way("object", self._places[one.name])
+        elif one.kind == "place":
+            way = self._way_to(one.name)
+        return "place", 0, way, None
 
     def _given_number(self, i: int, _: Tensors) -> float:
         """The `i`-th number among the arguments of the call that runs."""

@@ -99,9 +99,7 @@ class Returned:
     tensor of these values. "argument", "place": the very object there. "again": the object returned
     as that earlier leaf. "constant": `name` itself, which is no tensor.
     `layout` is that of a sharded tensor. `grad` is "leaf" for a tensor that requires a gradient,
-    "spent" for one whose graph a backward pass has freed, else "". `alias` is set if autograd knows
-    the tensor as a view, or a `detach()`, of another one: how a replay finds that tensor, by
-    "argument", "place" or "again", and `make_alias`'s `creation` (see dispatch/native/aliases.h).
+    "spent" for one whose graph a backward pass has freed, else "".
     """
 
     kind: str
@@ -109,7 +107,6 @@ class Returned:
     meta: tuple[Any, ...] | None = None
     grad: str = ""
     layout: tensor_types.Layout | None = None
-    alias: tuple[Returned, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

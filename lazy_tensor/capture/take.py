@@ -240,7 +240,6 @@ class Take:
         returned = self._all_returned(leaves, left)
         # keep only the tensors that a replay must find by identity; `left` ones are looked up
         tensors_named: list[Source | Returned] = [*sources, *returned]
-        tensors_named += [one.alias[0] for one in returned if one.alias is not None]
         named = {one.name for one in tensors_named if one.kind == "place"}
         named -= {one.place for one in left}
         self.places = {place: one for place, one in self.places.items() if place in named}
@@ -570,34 +569,6 @@ class Take:
             returned.append(found.get(id(leaf)) or self._returned(leaf, replaced))
             if isinstance(leaf, torch.Tensor):
                 found[id(leaf)] = Returned("again", i)
-        return self._with_aliases(leaves, returned, left)
-
-    def _with_aliases(
-        self, leaves: list[Any], returned: list[Returned], left: tuple[Left, ...]
-    ) -> tuple[Returned, ...]:
-        """`returned`, with `Returned.alias` of the new tensors."""
-        made = [
-            (Returned("again", i), leaf)
-            for i, leaf in enumerate(leaves)
-            if returned[i].kind in ("slot", "leaf")
-        ]
-        if not made:
-            return tuple(returned)
-        at_places = self.places | {
-            one.place: self.after.holdings[one.place[0]].values[one.place[1]] for one in left
-        }
-        originals = [(Returned("argument", i), one) for i, one in enumerate(self._tensors)]
-        originals += [(Returned("place", place), one) for place, one in at_places.items()]
-        known = [*originals, *made]
-        tensors = [tensor for _, tensor in known]
-        for how, leaf in made:
-            found = hits.loaded.alias_among(leaf, tensors, len(originals))
-            if found is None:
-                continue
-            original, creation = known[found[0]][0], found[1]
-            # of two aliases whose common original isn't returned, the later is one of the earlier
-            if creation >= 0 or original.kind != "again" or original.name < how.name:
-                returned[how.name] = replace(returned[how.name], alias=(original, creation))
         return tuple(returned)
 
     def _returned(self, leaf: Any, replaced: set[Place]) -> Returned:
