@@ -16,7 +16,7 @@ from lazy_tensor.dispatch.ops.schema import facts_of, functional_of
 from lazy_tensor.dispatch.plan.graph import Graph, may_fail, with_nodes
 from lazy_tensor.dispatch.trie.trace import Node
 from lazy_tensor.kernels.fusible import refuses
-from lazy_tensor.kernels.segment import Call, Ref
+from lazy_tensor.kernels.segment import Ref
 
 COPY = facts_of(torch.ops.aten.copy_.default)
 
@@ -39,10 +39,7 @@ def expand_out_forms(graph: Graph) -> Graph:
     read: dict[int, set[int]] = {}
     for node in graph.nodes:
         one = parts.get(id(node), (node,))[0]
-        if (
-            one.view_of is None
-            and refuses(Call(one.facts.op, one.args, one.kwargs, one.specs)) is None
-        ):
+        if one.view_of is None and refuses(one.call) is None:
             made[id(node)] = {graph.root[slot] for slot in (*node.makes, *node.writes)}
             read[id(node)] = {graph.root[slot] for slot in one.reads}
     n_made, n_read = (Counter(chain.from_iterable(of.values())) for of in (made, read))

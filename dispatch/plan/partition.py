@@ -22,7 +22,7 @@ from lazy_tensor.dispatch.plan.graph import MARKS, Graph, may_fail
 from lazy_tensor.dispatch.trie.trace import Node
 from lazy_tensor.kernels.backend import Backend, CountsPaths
 from lazy_tensor.kernels.fusible import DTYPES, SLOW_ALONE
-from lazy_tensor.kernels.segment import Call, ScalarRef, base_name
+from lazy_tensor.kernels.segment import ScalarRef, base_name
 
 MAX_GAP = 160
 """Recorded calls between two members from which a segment is cut there. The values that the first
@@ -85,7 +85,7 @@ class Fusibility:
         paths: dict[int, int] = {}  # that lead to a value, by the owner of its memory
         for i in members:
             node = nodes[i]
-            through = backend.paths(Call(node.facts.op, node.args, node.kwargs, node.specs))
+            through = backend.paths(node.call)
             found = through * sum(paths.get(self._graph.root[slot], 1) for slot in node.reads)
             if found > backend.max_paths and part:
                 # the next run begins here, where all that the node reads is an input: one path each
@@ -123,8 +123,7 @@ class Fusibility:
             return "an empty tensor"
         if not _takes_scalars(node):
             return "a changing number that only eager takes"
-        call = Call(facts.op, node.args, node.kwargs, node.specs)
-        return self._backend_of(node).refuses(call, specs)
+        return self._backend_of(node).refuses(node.call, specs)
 
 
 def _takes_scalars(node: Node) -> bool:

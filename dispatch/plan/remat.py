@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from lazy_tensor.dispatch.plan.graph import Graph, may_fail, renamed, with_nodes
 from lazy_tensor.dispatch.trie.trace import Node
 from lazy_tensor.kernels.fusible import refuses
-from lazy_tensor.kernels.segment import Call, n_bytes
+from lazy_tensor.kernels.segment import n_bytes
 
 MAX_CHAIN = 64
 """Most calls, views left out, that are repeated for one value."""
@@ -135,7 +135,7 @@ class _Chains:
             and root not in self.writes
             and self._size(root) * SMALL > size
             and all(self._size(self.graph.root[slot]) < SMALL * size for slot in node.reads)
-            and refuses(Call(node.facts.op, node.args, node.kwargs, node.specs)) is None
+            and refuses(node.call) is None
         )
 
     def _is_written(self, root: int, reader: Node, until: int) -> bool:

@@ -52,8 +52,9 @@ PLAIN_RESULT = frozenset({ALL_TINY, SHARES_MEMORY})
 """Reasons for which a call on plain tensors gives plain tensors, as in eager."""
 
 RESIZES = frozenset({torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default})
-"""With calls that have `out=`, those that may give a tensor larger memory. torch's kernels leave
-memory that a snapshot shares in a state in which the next write fails."""
+"""Ops that may give a tensor larger memory, as calls with `out=` may. If a snapshot shares the
+memory, torch raises an internal error at the next write."""
+
 EXPECTED = frozenset({ALL_TINY, "debug", LEARNED, OUT_DIFFERS})
 """Reasons that don't count as fallbacks, because the call had best run at once.
 
@@ -86,8 +87,8 @@ def run(trace: Trace, request: Request, reason: str, *, by_rule: bool = False) -
     # The region ends before the flush, which sees by `trace.begun` that it runs a whole region.
     if sync_points.is_sync_point(request):
         sync_points.at_op(trace)
-    # Another thread may go on behind a collective, as hooks of DistributedDataParallel do, and read
-    # what is pending here.
+    # When a collective ends, a hook of DistributedDataParallel may continue in another thread. It
+    # must find no tensor whose value is pending in this one.
     may_go_on_elsewhere = request.op.namespace == "c10d" and trace.state is not trace.root
     if may_go_on_elsewhere or sees_pending(trace, request.tensors):
         flush(trace, call_name(request.op))

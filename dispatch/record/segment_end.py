@@ -9,7 +9,6 @@ from __future__ import annotations
 from lazy_tensor.dispatch import settings
 from lazy_tensor.dispatch.run.compile_service import chosen_backend
 from lazy_tensor.dispatch.trie.trace import Node, is_apart
-from lazy_tensor.kernels.segment import Call
 
 DIRECT = "collectives that nobody sees"
 """The name that is set apart (`trace.set_apart`) while something communicates below Python.
@@ -43,5 +42,4 @@ def closes_segment(node: Node, n_ops: int) -> bool:
     if policy == "auto" and (device == "cpu" or n_ops < HANDS_OVER_FROM_OPS):
         return False
     # an op that the device's backend can't fuse ends a segment
-    call = Call(node.facts.op, node.args, node.kwargs, node.specs)
-    return chosen_backend(device).refuses(call) is not None
+    return chosen_backend(device).refuses(node.call) is not None

@@ -221,6 +221,7 @@ class Site:
             # Only here: to wait for the GPU costs what the host could have done meanwhile.
             self._clock = comparison_clock()
             self._timed_from_s = self._clock()
+            self._began_s = perf_counter()
         self._n_bypassed = self._n_bypassed + 1 if self.is_bypassed else 0
         return not self.is_bypassed
 
@@ -330,15 +331,15 @@ class Site:
             self.awaited.spent_s += perf_counter() - self._began_s
         if not (self.is_compared or new_s):
             return
-        now_s = perf_counter()
-        seconds = now_s - self._began_s
         if self.is_compared:
             seconds = self._clock() - self._timed_from_s
+        else:
+            seconds = perf_counter() - self._began_s
         if new_s > SHARE * seconds:
             self._n_traced += 1  # a round, too, is one: most of its reads may have been known
             if self._n_traced > TRACED:
                 # the next one is recorded when what this one lost is no more than SHARE of the time
-                self._until_s = now_s + LOST * new_s / SHARE - seconds
+                self._until_s = perf_counter() + LOST * new_s / SHARE - seconds
             return
         if not self.is_compared:
             return

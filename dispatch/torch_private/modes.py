@@ -25,9 +25,6 @@ no_dispatch: Callable[[], Any] = torch._C._DisableTorchDispatch
 """Context manager: neither modes nor tensor subclasses see ops."""
 
 
-_VMAP: Any = torch._C._parse_dispatch_key("VmapMode")
-
-
 def no_inference() -> AbstractContextManager[Any]:
     """Context manager: new tensors are no inference tensors, even in `torch.inference_mode()`."""
     if not torch.is_inference_mode_enabled():
@@ -116,16 +113,19 @@ def only_mode_is(own: type[Any]) -> bool:
     )
 
 
+_VMAP: Any = torch._C._parse_dispatch_key("VmapMode")
+"""The key of the `vmap` that runs a backward pass with `is_grads_batched`."""
+
+
 def is_in_vmap() -> bool:
-    """Whether a `vmap` or another transform of `torch.func` is active, or the `vmap` of a backward
-    pass with `is_grads_batched`, which has a dispatch key."""
+    """Whether this `vmap`, or a transform of `torch.func` such as its `vmap`, is active."""
     is_one = torch._C._functorch.maybe_current_level() is not None
     return is_one or torch._C._dispatch_tls_local_include_set().has(_VMAP)
 
 
 @contextmanager
 def outside_vmap() -> Iterator[None]:
-    """None of these sees ops inside."""
+    """Context manager: no `vmap`, and no other transform of `torch.func`, sees ops."""
     with ExitStack() as entered:
         entered.enter_context(torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_VMAP)))
         if torch._C._functorch.maybe_current_level() is not None:

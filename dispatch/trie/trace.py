@@ -25,7 +25,7 @@ from lazy_tensor.dispatch.ops.schema import OpFacts
 from lazy_tensor.dispatch.tiering.policy import Policy
 from lazy_tensor.dispatch.trie.liveness import live_values as live_values
 from lazy_tensor.kernels.cache import Cache
-from lazy_tensor.kernels.segment import Ref, TensorSpec
+from lazy_tensor.kernels.segment import Call, Ref, TensorSpec
 
 ONE, SELF, MANY, ALIAS, NOTHING, MARKED = range(6)
 """Kinds of a call's result, as C++ has them too: one new tensor, the argument that the call wrote,
@@ -98,6 +98,11 @@ class Node:
     def makes(self) -> tuple[int, ...]:
         """The slots of its results, without those that the op leaves undefined."""
         return tuple([slot for slot in self.outs if slot is not None])
+
+    @property
+    def call(self) -> Call:
+        """The call as backends ask for it, with slots in place of a segment's values."""
+        return Call(self.facts.op, self.args, self.kwargs, self.specs)
 
     @property
     def issues(self) -> bool:

@@ -160,8 +160,8 @@ SOURCES = (
     "generic", "scalar_rules", "segment", "symbolic",
     *(f"loops/{path.stem}" for path in sorted((Path(__file__).parents[1] / "loops").glob("*.py"))),
 )  # fmt: skip
-"""The modules whose code decides what is in an artifact. A change in any of these files makes all
-artifacts on disk stale."""
+"""The modules that make artifacts. After a change in one of these files no artifact on disk is
+used."""
 
 
 @cache
