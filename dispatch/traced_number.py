@@ -4,8 +4,9 @@ In: a number that the call reads by `.item()`, gets as an argument, or finds whe
 has kept it, if the bytecode only computes with it, compares it, gives it to ops, and returns or
 keeps it (see `value_flow`); and the step counts and rates that torch's optimizers read, whatever
 their code does. Out: the outcomes of comparisons, and text that says how each number was computed.
-In a text `r[3]` is the fourth number that the call read, `r[-1]` the first that it found, and
-`c[0]` the first of an optimizer. A replay evaluates texts for its own numbers.
+In a text `r[3]` is the fourth number that the call read, `r[-1]` the first that it found, `c[0]`
+the first of an optimizer, and `r['0']` the first size of a tensor. A replay evaluates texts for its
+own numbers.
 Made by `tape`.
 """
 
@@ -65,6 +66,9 @@ class NumberLog:
         self.is_open = True
         self._thread = threading.get_ident()
         self._made: list[weakref.ref[TracedNumber]] = []
+        self._sizes_made: list[TracedSize] = []  # Python has no weak references to ints
+        self.sizes: list[int] = []
+        """The sizes of tensors that the call has read, in order: `r['i']` in texts."""
         self.checks: list[Check] = []
         self._checked: set[str] = set()  # texts of checks: the same one has the same outcome
         self.fixed: set[int] = set()
@@ -78,10 +82,26 @@ class NumberLog:
             self.given[text] = value
         return made
 
+    def size(self, value: int) -> TracedSize:
+        """The size of a tensor, to be handed out."""
+        self.sizes.append(value)
+        return self._sized(f"r['{len(self.sizes) - 1}']", value)
+
+    def _sized(self, text: str, value: int) -> TracedSize:
+        made = TracedSize(value)
+        made.value, made.text, made.log = value, text, self
+        self._sizes_made.append(made)
+        self.given[text] = value
+        return made
+
     def repair(self) -> bool:
         """Put plain numbers in place of those that outlive the call, wherever code has put them.
         Whether there were any."""
         made = [one() for one in self._made]
+        sizes, self._sizes_made = self._sizes_made, []
+        n_own = 3  # references to a size: the list's, the variable's, the function's
+        made += [one for one in sizes if sys.getrefcount(one) > n_own]
+        sizes.clear()
         alive = tuple([number for number in made if number is not None])
         del made
         self._made.clear()
@@ -110,6 +130,8 @@ class NumberLog:
         followed, return a traced one in its place."""
         if not self.is_noting:
             return result
+        if type(result) is int and sizes_in(text) and len(text) <= MOST_CHARACTERS:
+            return self._sized(text, result)
         # the frame that called the method, or a function in C that did
         calls_ops = True if counts_in(text) else self._calls_ops(sys._getframe(2))
         is_followed = may_be_traced(result, calls_ops)
@@ -137,13 +159,13 @@ class NumberLog:
     def fix(self, *numbers: Any) -> None:
         """Note that the traced ones among these numbers were read as they are."""
         for number in numbers:
-            if type(number) is TracedNumber:
+            if type(number) in TRACED:
                 self._fix(number.text, number.value)
 
     def _fix(self, text: str, value: float) -> None:
         if self.is_open:
             self.fixed |= reads_in(text)
-        if counts_in(text):
+        if counts_in(text) or sizes_in(text):
             self.decides(f"(repr({text}) == {repr(value)!r})", True)
 
 
@@ -189,8 +211,31 @@ class TracedNumber(float):
         return self.log.computed(text, result)
 
     def __bool__(self) -> bool:
-        self.log.decides(f"bool({self.text})", bool(self.value))
-        return bool(self.value)
+        return _decided(self)
+
+
+class TracedSize(int):
+    """The size of a tensor, or an int that Python computed from sizes: `value`, computed by `text`.
+
+    It is an int, as sizes are given to what takes nothing else: slices, `range`, torch's functions.
+    What these do with it, no text follows. A float on its left doesn't ask it either.
+    """
+
+    value: int
+    text: str
+    log: NumberLog
+
+    def __bool__(self) -> bool:
+        return _decided(self)
+
+
+TRACED = (TracedNumber, TracedSize)
+
+
+def _decided(number: TracedNumber | TracedSize) -> bool:
+    """The number's truth value, which is noted."""
+    number.log.decides(f"bool({number.text})", bool(number.value))
+    return bool(number.value)
 
 
 def is_plain(value: Any) -> bool:
@@ -206,7 +251,7 @@ def may_be_traced(number: Any, calls_ops: bool | None) -> bool:
 
 def plain(number: Any) -> Any:
     """The number itself of a traced one; anything else as it is."""
-    return number.value if type(number) is TracedNumber else number
+    return number.value if type(number) in TRACED else number
 
 
 def _given_to_op(argument: Any) -> Any:
@@ -220,6 +265,8 @@ def without_traced(result: Any, seen: set[int] | None = None) -> Any:
     """What a call returned, with plain numbers in place of traced ones. Lists and dicts stay the
     same objects."""
     seen = set() if seen is None else seen
+    if type(result) is torch.Size and any(type(one) is TracedSize for one in result):
+        return torch.Size(map(plain, result))
     if type(result) not in (tuple, list, dict) or id(result) in seen:
         return plain(result)
     seen.add(id(result))
@@ -239,9 +286,9 @@ def _replace_in(holder: Any) -> None:
         return
     state = holder if isinstance(holder, (dict, list)) else vars(holder)
     for key, one in list(enumerate(state) if isinstance(state, list) else state.items()):
-        if type(one) is TracedNumber and isinstance(holder, type):
+        if type(one) in TRACED and isinstance(holder, type):
             setattr(holder, key, one.value)
-        elif type(one) is TracedNumber:
+        elif type(one) in TRACED:
             state[key] = one.value
 
 
@@ -255,9 +302,14 @@ def counts_in(text: str) -> set[int]:
     return {int(i) for i in re.findall(r"\bc\[(\d+)\]", text)}
 
 
+def sizes_in(text: str) -> bool:
+    """Whether a text is about sizes of tensors."""
+    return "r['" in text
+
+
 def computes(text: str) -> Callable[..., Any]:
-    """A function that evaluates a text for numbers by what they are called: a dict for `r`, and
-    what optimizers read for `c`."""
+    """A function that evaluates a text for numbers by what they are called: a dict for `r`, with
+    the sizes of tensors under their numbers as text, and what optimizers read for `c`."""
     names = {"abs": abs, "bool": bool, "float": float, "item": values_of, "math": math,
              "repr": repr, "round": round}  # fmt: skip
     # texts come from this file alone, and from `step_counts`
@@ -267,8 +319,9 @@ def computes(text: str) -> Callable[..., Any]:
 
 def text_of(number: Any) -> str:
     """How a number was computed; a plain one is written as it is."""
-    if type(number) is TracedNumber:
-        return number.text
+    if type(number) in TRACED:
+        text: str = number.text
+        return text
     # the texts of inf and nan are no numbers of Python's
     is_special = type(number) is float and not math.isfinite(number)
     return f"float('{number!r}')" if is_special else f"({number!r})"
@@ -294,13 +347,13 @@ def _binary(name: str, form: str, *, is_swapped: bool = False) -> Callable[..., 
         if isinstance(result, torch.Tensor):
             self.log.give(self)
             return result
-        if not (type(other) is TracedNumber or is_plain(other)):
+        if not (type(other) in TRACED or is_plain(other)):
             self.log.fix(self)
             return result
         text = form % (text_of(left), text_of(right))
         if "**" in form:
             self.log.decides(text, None)
-        elif form in DIVISIONS and type(right) is TracedNumber:
+        elif form in DIVISIONS and type(right) in TRACED:
             self.log.decides(f"(1 / {right.text})", None)  # by zero it raises
         return self.log.computed(text, result)
 
@@ -338,13 +391,13 @@ def _asking(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def ask(*args: Any, **kwargs: Any) -> Any:
-        traced = [one for one in args if type(one) is TracedNumber]
+        traced = [one for one in args if type(one) in TRACED]
         if not traced:
             return function(*args, **kwargs)
         log = traced[0].log
         with log.fixing(*traced):
             result = function(*map(plain, args), **kwargs)
-        if kwargs or not all(type(one) is TracedNumber or is_plain(one) for one in args):
+        if kwargs or not all(type(one) in TRACED or is_plain(one) for one in args):
             log.fix(*traced)
             return result
         text = f"math.{name}({', '.join(map(text_of, args))})"
@@ -358,28 +411,35 @@ def _asking(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def _other(name: str) -> Callable[..., Any]:
     """A method that uses the number in a way that no text follows."""
 
-    def method(self: TracedNumber, *args: Any) -> Any:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.log.fix(self)
-        return getattr(self.value, name)(*args)
+        return getattr(self.value, name)(*map(plain, args), **kwargs)
 
     return method
 
 
 DIVISIONS = ("(%s / %s)", "(%s // %s)", "(%s %% %s)")
-for _name, _form in {
-    "add": "(%s + %s)", "sub": "(%s - %s)", "mul": "(%s * %s)", "pow": "(%s ** %s)",
-    **dict(zip(("truediv", "floordiv", "mod"), DIVISIONS, strict=True)),
-}.items():  # fmt: skip
-    setattr(TracedNumber, f"__{_name}__", _binary(_name, _form))
-    setattr(TracedNumber, f"__r{_name}__", _binary(_name, _form, is_swapped=True))
-for _name, _form in {
-    "lt": "(%s < %s)", "le": "(%s <= %s)", "gt": "(%s > %s)", "ge": "(%s >= %s)",
-    "eq": "(%s == %s)", "ne": "(%s != %s)",
-}.items():  # fmt: skip
-    setattr(TracedNumber, f"__{_name}__", _binary(_name, _form))
-for _name, _form in {"neg": "(-%s)", "pos": "(+%s)", "abs": "abs(%s)"}.items():
-    setattr(TracedNumber, f"__{_name}__", _unary(_name, _form))
-for _name in ("__ceil__", "__divmod__", "__float__", "__floor__", "__format__", "__hash__",
-              "__int__", "__rdivmod__", "__reduce_ex__", "__repr__", "__str__", "__trunc__",
-              "as_integer_ratio", "hex", "is_integer"):  # fmt: skip
-    setattr(TracedNumber, _name, _other(_name))
+for _kind in TRACED:
+    for _name, _form in {
+        "add": "(%s + %s)", "sub": "(%s - %s)", "mul": "(%s * %s)", "pow": "(%s ** %s)",
+        **dict(zip(("truediv", "floordiv", "mod"), DIVISIONS, strict=True)),
+    }.items():  # fmt: skip
+        setattr(_kind, f"__{_name}__", _binary(_name, _form))
+        setattr(_kind, f"__r{_name}__", _binary(_name, _form, is_swapped=True))
+    for _name, _form in {
+        "lt": "(%s < %s)", "le": "(%s <= %s)", "gt": "(%s > %s)", "ge": "(%s >= %s)",
+        "eq": "(%s == %s)", "ne": "(%s != %s)",
+    }.items():  # fmt: skip
+        setattr(_kind, f"__{_name}__", _binary(_name, _form))
+    for _name, _form in {"neg": "(-%s)", "pos": "(+%s)", "abs": "abs(%s)"}.items():
+        setattr(_kind, f"__{_name}__", _unary(_name, _form))
+    for _name in ("__ceil__", "__divmod__", "__float__", "__floor__", "__format__", "__hash__",
+                  "__int__", "__rdivmod__", "__reduce_ex__", "__repr__", "__str__", "__trunc__",
+                  "as_integer_ratio", "is_integer"):  # fmt: skip
+        setattr(_kind, _name, _other(_name))
+TracedNumber.hex = _other("hex")  # type: ignore[method-assign, assignment]
+for _name in ("and", "lshift", "or", "rshift", "xor"):
+    setattr(TracedSize, f"__{_name}__", _other(f"__{_name}__"))
+    setattr(TracedSize, f"__r{_name}__", _other(f"__r{_name}__"))
+for _name in ("__invert__", "__round__", "bit_count", "bit_length", "to_bytes"):
+    setattr(TracedSize, _name, _other(_name))

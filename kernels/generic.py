@@ -111,12 +111,12 @@ def order_of(spec: TensorSpec) -> tuple[int, ...] | None:
     n_dims = len(spec.size)
     # of equal strides a dimension of one element is the inner one
     by_stride = sorted(range(n_dims), key=lambda d: (-spec.stride[d], spec.size[d] == 1))
-    if _dense_strides(by_stride, spec.size) == spec.stride:
+    if dense_strides(by_stride, spec.size) == spec.stride:
         return tuple(by_stride)
     # dimensions of one element stay, the others fill the positions between them by stride
     places = iter([d for d in by_stride if spec.size[d] != 1])
     order = tuple(d if spec.size[d] == 1 else next(places) for d in range(n_dims))
-    dense = _dense_strides(order, spec.size)
+    dense = dense_strides(order, spec.size)
     is_dense = all(spec.size[d] == 1 or spec.stride[d] == dense[d] for d in range(n_dims))
     return order if is_dense else None
 
@@ -125,10 +125,10 @@ def strides_like(spec: TensorSpec, size: Sequence[Any]) -> tuple[Any, ...]:
     """The strides of a dense tensor of `size` whose dimensions lie in the order of `spec`."""
     order = order_of(spec)
     assert order is not None, "a generic segment's inputs and outputs are dense"
-    return _dense_strides(order, size)
+    return dense_strides(order, size)
 
 
-def _dense_strides(order: Sequence[int], size: Sequence[Any]) -> tuple[Any, ...]:
+def dense_strides(order: Sequence[int], size: Sequence[Any]) -> tuple[Any, ...]:
     """The strides of a tensor without gaps whose dimensions lie in `order`, outermost first."""
     strides: list[Any] = [1] * len(size)
     step: Any = 1
@@ -277,7 +277,7 @@ def generic_of(structures: Sequence[Structure], segment: Segment) -> Generic:
     columns = [sizes for _, sizes in changing]
     of_calls: list[Size] = []
     for sizes in asked:
-        size = _size_of(sizes, columns)
+        size = size_of(sizes, columns)
         if size is None:
             size = Size(1, (len(columns),), 0)
             columns.append(sizes)
@@ -310,15 +310,15 @@ def _changes(sizes: Sizes) -> bool:
 
 def _product_of(asked: Sizes, symbols: list[Sizes]) -> Size | None:
     """The size as a multiple of a product of these symbols."""
-    found = _size_of(asked, symbols)
+    found = size_of(asked, symbols)
     return found if found is not None and found.symbols and not found.offset else None
 
 
 MOST_FACTORS = 4
-"""The most symbols in a product that `_size_of` tries."""
+"""The most symbols in a product that `size_of` tries."""
 
 
-def _size_of(asked: Sizes, symbols: list[Sizes]) -> Size | None:
+def size_of(asked: Sizes, symbols: list[Sizes]) -> Size | None:
     """A `Size` that gives `asked`, a size in several segments, from the symbols' values in them.
 
     The simplest explanation is preferred: a symbol, a constant, a product, a multiple of a

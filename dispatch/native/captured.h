@@ -127,7 +127,7 @@ struct Target {
 struct Given {
   enum Kind { PLAIN, LAZY, PLACE, AGAIN, ASK } kind;
   Py_ssize_t number;  // of the plan's result, or of what was returned before
-  PyObject* object;   // of LAZY a tensor with the same metadata
+  PyObject* object;   // of LAZY a tensor with the same metadata; None: its data has the same
   PyObject* finish;   // called with the tensor, or None
   Place place;
 
@@ -204,7 +204,7 @@ class CapturedCall {
     if (!have_autograd_fields(open.get(), open_fields_)) {
       throw_changed("hooks or attributes of a tensor that it replaces came or went");
     }
-    if (!equals(words_of(watched_, open.get()), words_)) {
+    if (!equals(words_of(watched_, open.get(), any_size_), words_)) {
       throw_changed("a tensor's class, size, strides, dtype, device or graph changed, or tensors "
                     "that were one object are two now, or the other way round");
     }
@@ -219,7 +219,7 @@ class CapturedCall {
       Ref found = leaves_[i].get(tensors, open.get());
       PyList_SET_ITEM(leaves.get(), i, data_of(std::move(found)).release());
     }
-    if (!equals(words_of_leaves(leaves.get()), leaf_words_)) {
+    if (!any_size_ && !equals(words_of_leaves(leaves.get()), leaf_words_)) {
       throw_changed("tensors share memory with others than they did");
     }
     Ref numbers = Ref::to(scalars_);
@@ -483,11 +483,16 @@ class CapturedCall {
             values.emplace_back(one.number, value_with(PyList_GET_ITEM(results, one.number)));
             known = values.end() - 1;
           }
-          const at::Tensor tensor = like(one.object, known->second.get());
-          // a view begins where its base now does
-          if (layout_in(one.object).get() == nullptr) {
-            const at::Tensor& data = THPVariable_Unpack(PyList_GET_ITEM(results, one.number));
-            tensor.unsafeGetTensorImpl()->set_storage_offset(data.storage_offset());
+          const at::Tensor& data = THPVariable_Unpack(PyList_GET_ITEM(results, one.number));
+          at::Tensor tensor;
+          if (one.object == Py_None) {
+            tensor = another(data, known->second.get());
+          } else {
+            tensor = like(one.object, known->second.get());
+            // a view begins where its base now does
+            if (layout_in(one.object).get() == nullptr) {
+              tensor.unsafeGetTensorImpl()->set_storage_offset(data.storage_offset());
+            }
           }
           made = object_of(tensor);
           break;
@@ -535,6 +540,7 @@ class CapturedCall {
   PyObject* const unread_ = field("unread");
   const bool watch_asks_always_ = field("watch_asks_always") == Py_True;
   const bool keeps_leaves_ = field("keeps_leaves") == Py_True;
+  const bool any_size_ = field("any_size") == Py_True;  // then `ask_reads_` looks at sizes
   const bool runs_otherwise_ = field("runs_otherwise") == Py_True;
   const std::vector<Place> open_ = all<Place>("open"), leaves_ = all<Place>("leaves");
   const std::vector<Instance> instances_ = all<Instance>("instances");

@@ -240,8 +240,9 @@ PyObject* py_leaf_words(PyObject*, PyObject* leaves) {
 // Words that are equal for tensors that a call treats alike: of each its size, strides, dtype and
 // device, whether it requires a gradient, has a graph or a storage offset, or is an inference tensor
 // or a conjugate or negative view, the first place of the same object in both lists, and the number
-// of its layout. Those of `tensors` have their classes, too.
-std::vector<uint64_t> words_of(PyObject* tensors, PyObject* others) {
+// of its layout. Those of `tensors` have their classes, too; those of `others` no sizes and strides
+// if they may have `any_size`.
+std::vector<uint64_t> words_of(PyObject* tensors, PyObject* others, bool any_size) {
   std::vector<uint64_t> words;
   const Py_ssize_t n_typed = PyList_GET_SIZE(tensors), n = n_typed + PyList_GET_SIZE(others);
   Firsts first;
@@ -258,6 +259,7 @@ std::vector<uint64_t> words_of(PyObject* tensors, PyObject* others) {
                                  static_cast<uint64_t>(shares),
                                  static_cast<uint64_t>(tensor.scalar_type()) << 8 |
                                      tensor.requires_grad()});
+      if (any_size && i >= n_typed) continue;
       // a nested tensor has sizes of its own for each part; a jagged one has them in an attribute
       at::Tensor of_parts;
       c10::IntArrayRef sizes;
@@ -277,19 +279,30 @@ std::vector<uint64_t> words_of(PyObject* tensors, PyObject* others) {
     words.push_back(layout.get() == nullptr
                         ? 0
                         : 1 + PyLong_AsUnsignedLongLong(of_layout.number.in(layout.get())));
-    append_leaf(words, tensor, shares);
+    if (any_size && i >= n_typed) {
+      words.insert(words.end(), {static_cast<uint64_t>(tensor.dim()) << 1 |
+                                     (tensor.storage_offset() != 0),
+                                 static_cast<uint64_t>(tensor.scalar_type()),
+                                 static_cast<uint64_t>(tensor.device().type()) << 16 |
+                                     static_cast<uint16_t>(tensor.device().index()),
+                                 static_cast<uint64_t>(shares)});
+    } else {
+      append_leaf(words, tensor, shares);
+    }
   }
   return words;
 }
 
-// argument_words(tensors, others): these words as bytes.
+// argument_words(tensors, others, any_size): these words as bytes.
 PyObject* py_argument_words(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *tensors, *others;
-  if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &tensors, &PyList_Type, &others)) {
+  int any_size = 0;
+  if (!PyArg_ParseTuple(args, "O!O!|p", &PyList_Type, &tensors, &PyList_Type, &others,
+                        &any_size)) {
     return nullptr;
   }
-  return as_bytes(words_of(tensors, others));
+  return as_bytes(words_of(tensors, others, any_size));
   END_HANDLE_TH_ERRORS
 }
 

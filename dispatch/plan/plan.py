@@ -39,6 +39,13 @@ if TYPE_CHECKING:
     from lazy_tensor.dispatch.plan.second_tier import SecondTier
 
 FusionOf = Callable[[Segment], Fusion]
+
+
+def fuse_nothing(segment: Segment) -> Fusion:
+    """The `FusionOf` of plans without segments."""
+    raise AssertionError("nothing is fused without a backend")
+
+
 Given = list[Sequence[torch.Tensor]]
 """Where a run puts its results, as one sequence: what it returned could be lost by an interrupt."""
 
@@ -67,18 +74,23 @@ class Step:
     numbers: tuple[int, ...] = ()
     reason: str = ""
 
-    def instruction(self, dead: Sequence[int], spec: dict[int, TensorSpec]) -> program.Instruction:
-        """The instruction for C++. `dead` are the slots used here for the last time."""
+    def instruction(
+        self, dead: Sequence[int], spec: dict[int, TensorSpec], *, any_size: bool
+    ) -> program.Instruction:
+        """The instruction for C++. `dead` are the slots used here for the last time. If it is for
+        `any_size`, the specs are examples."""
         if self.fusion is not None:
             return program.segment(self.fusion, self.reads, self.numbers, self.sets, dead)
         (node,) = self.nodes
-        offset = offset_of(node, spec)
+        offset = None if any_size else offset_of(node, spec)
         if offset is not None:  # a view that C++ makes without calling the op
             (made,), base = self.sets, spec[self.sets[0]]
             return program.view(made, node.reads[0], base.size, base.stride, offset, dead)
         # Known so far: `flush` drops a plan whose first run shows more such ops.
         op, strides = node.facts.op, []
         if op in OWN_STRIDES and node.view_of is None:
+            if any_size:
+                raise RuntimeError(f"{op} chooses its results' strides by their sizes")
             strides = [None if out is None else spec[out].stride for out in node.outs]
         touched = [spec[slot] for slot in (*self.reads, *self.sets)]
         return program.call(op, node.args, dict(node.kwargs), node.outs, dead, touched, strides)
@@ -205,7 +217,16 @@ class Planner:
     used, and the rank computes until then.
     """
 
-    def __init__(self, graph: Graph, scalar_types: list[type], fusible: Fusibility | None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        scalar_types: list[type],
+        fusible: Fusibility | None,
+        *,
+        any_size: bool = False,
+    ) -> None:
+        """`scalar_types` are those of the trace's numbers. With `any_size` its sizes are examples."""
+        self.any_size = any_size
         self.graph = graph
         self.fusible = fusible
         self.scalar_types = scalar_types
@@ -295,7 +316,8 @@ class Planner:
         dying = last_uses([(*step.reads, *step.sets) for step in self.steps], graph.live)
         leaves = [leaf.slot for leaf in graph.leaves]
         instructions = [
-            step.instruction(dead, graph.spec) for step, dead in zip(self.steps, dying, strict=True)
+            step.instruction(dead, graph.spec, any_size=self.any_size)
+            for step, dead in zip(self.steps, dying, strict=True)
         ]
         n_slots = max((*leaves, *graph.spec), default=-1) + 1
         peak_bytes = self._peak_bytes(dying)

@@ -17,7 +17,7 @@ from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.plan.graph import Graph, graph_of
 from lazy_tensor.dispatch.plan.interpret import interpret
 from lazy_tensor.dispatch.plan.partition import units_of
-from lazy_tensor.dispatch.plan.plan import Given, Plan, Planner
+from lazy_tensor.dispatch.plan.plan import Given, Plan, Planner, fuse_nothing
 from lazy_tensor.dispatch.trie.trace import State
 
 
@@ -42,9 +42,10 @@ class Aside:
 
     def plan(self, scalars: Sequence[complex]) -> None:
         """Run the calls by C++ from now on. That pays where the value is computed many times."""
-        planner = Planner(self._graph, list(map(type, scalars)), None)
+        any_size = type(self.state) is not State  # it is not one of the trie, for one size
+        planner = Planner(self._graph, list(map(type, scalars)), None, any_size=any_size)
         with suppress(Exception):  # what can't be planned is interpreted, as before
-            self._plan = planner.plan(units_of(self._graph, None), _fuse_nothing)
+            self._plan = planner.plan(units_of(self._graph, None), fuse_nothing)
 
     def __call__(self, leaves: Sequence[Any], scalars: list[complex]) -> Sequence[torch.Tensor]:
         """The values for these leaves and scalars of the trace; raises what the ops raise."""
@@ -57,10 +58,6 @@ class Aside:
             self._plan.run(own, list(scalars), given)
             (found,) = given
             return found
-
-
-def _fuse_nothing(segment: Any) -> Any:
-    raise AssertionError("nothing is fused without a backend")
 
 
 def _with_copies(graph: Graph, leaves: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ from lazy_tensor.dispatch.plan.foreach import expand_foreach
 from lazy_tensor.dispatch.plan.graph import Graph, eliminate_common_subexpressions, graph_of
 from lazy_tensor.dispatch.plan.out_forms import expand_out_forms
 from lazy_tensor.dispatch.plan.partition import Fusibility, units_of
-from lazy_tensor.dispatch.plan.plan import Plan, Planner
+from lazy_tensor.dispatch.plan.plan import Plan, Planner, fuse_nothing
 from lazy_tensor.dispatch.plan.remat import rematerialized
 from lazy_tensor.dispatch.plan.second_tier import SecondTier
 from lazy_tensor.dispatch.run import hits
@@ -130,6 +130,17 @@ def _how_to_ask(is_worth_it: bool) -> dict[str, bool]:
         "may_compile": now == "blocking" or (now != "off" and is_worth_it),
         "wait": now == "blocking",
     }
+
+
+def plan_of_any_size(state: State, live: tuple[int, ...], scalars: list[complex]) -> Plan:
+    """A plan that takes tensors of any size: the sizes that ops get are numbers of the trace.
+
+    Nothing is fused. RuntimeError if an op's results have strides that only a size explains.
+    """
+    graph = eliminate_common_subexpressions(graph_of(state.steps(), live))
+    with torch_private.no_modes():
+        planner = Planner(graph, list(map(type, scalars)), None, any_size=True)
+        return planner.plan(units_of(graph, None), fuse_nothing)
 
 
 def build_plan(pending: Pending, live: tuple[int, ...]) -> Plan:

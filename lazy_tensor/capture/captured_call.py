@@ -22,6 +22,7 @@ from lazy_tensor.capture.numbers.kept_numbers import put
 from lazy_tensor.capture.numbers.op_numbers import OpNumbers
 from lazy_tensor.capture.numbers.step_counts import CountValues, unmoved_in
 from lazy_tensor.capture.outline import Outline, Returned, Source
+from lazy_tensor.capture.sizes.any_size import ANY_SIZE, AnySize
 from lazy_tensor.capture.take import Take, concrete
 from lazy_tensor.capture.watched_object import (
     ANY_OF,
@@ -44,10 +45,10 @@ from lazy_tensor.dispatch.run import hits, input_snapshots, profiling, watch
 from lazy_tensor.dispatch.run.aside import Aside
 from lazy_tensor.dispatch.run.failure import rescue, without_frames
 from lazy_tensor.dispatch.run.flush import note_plan
-from lazy_tensor.dispatch.run.plan_cache import add_tier, plan_of
+from lazy_tensor.dispatch.run.plan_cache import add_tier, plan_of, plan_of_any_size
 from lazy_tensor.dispatch.run.tape import Read, number_in
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
-from lazy_tensor.dispatch.traced_number import computes, is_plain
+from lazy_tensor.dispatch.traced_number import computes, counts_in, is_plain, reads_in
 from lazy_tensor.dispatch.trie import memory_sharing, tensor_types
 from lazy_tensor.dispatch.trie.trace import Pending, Value, local
 from lazy_tensor.dispatch.user_frame import user_line
@@ -120,10 +121,15 @@ class CapturedCall:
         self.n_to_teach = MOST_TAUGHT  # calls still to be recorded for the companion to learn
         # numbers of the tensors that may not be written before backward: see `replay_module`
         self.shared: list[int] | None = None
+        self.any_size: AnySize | None = take.any_size
+        # the sizes that texts are about; of a call of any size those of the replay that runs
+        self._sizes: dict[Any, int] = {str(i): n for i, n in enumerate(outline.sizes_read)}
         self._note_numbers(take, before)
-        self.plan = plan = _plan_of(outline)
+        self.plan = plan = _plan_of(outline, any_size=self.any_size is not None)
         self.cuda_graph: CudaGraph | None = None
-        if cuda_graphs:
+        if self.any_size is not None:
+            pass  # graphs and libraries are for one size
+        elif cuda_graphs:
             self.cuda_graph = CudaGraph(
                 plan, outline.state, take.written, numbers_change=bool(self._op_numbers)
             )
@@ -131,7 +137,7 @@ class CapturedCall:
             add_tier(plan, outline.state, after_s=TIER_AFTER_S)
         self._given_numbers: Sequence[float] = ()
         self._note_draws_and_reads(take, before)
-        computes_first = bool(self._first or self._checks or self._op_numbers)
+        computes_first = bool(self._first or self._checks or self._op_numbers or self.any_size)
         self._stepped = take.stepped
         self._flags = [(*flag.place, flag.new) for flag in take.flags]
         self._holdings = take.after.holdings
@@ -149,7 +155,7 @@ class CapturedCall:
             "scalars": list(outline.scalars),
             "ask_reads": self._later(CapturedCall._check_reads) if computes_first else None,
             "run_otherwise": self._later(CapturedCall._run_otherwise),
-            "runs_otherwise": cuda_graphs,
+            "runs_otherwise": self.cuda_graph is not None,
             "fail": self._later(CapturedCall._fail),
             "account": self._later(CapturedCall._account),
             "note_writes": watch.note_writes,
@@ -157,6 +163,7 @@ class CapturedCall:
             "put": self._later(CapturedCall._put),
             "targets": self._targets(),
             "n_renewed": self._n_renewed,
+            "any_size": self.any_size is not None,
         }
         fields |= self._what_must_stay(take, tensors)
         fields |= self._sources(take)
@@ -170,8 +177,9 @@ class CapturedCall:
 
     def _note_numbers(self, take: Take, before: Outline) -> None:
         now, counts = take.outline, (take.outline.counts, before.counts)
+        alike = [now, before] if self.any_size is None else self.any_size.outlines
         self._op_numbers = OpNumbers(
-            (now.given, before.given), (now.scalars, before.scalars), take.constants.values(),
+            [one.given for one in alike], [one.scalars for one in alike], take.constants.values(),
             unmoved_in(counts),
         )  # fmt: skip
         texts = [*self._op_numbers.texts, *(check.text for check in take.numbers.checks)]
@@ -187,6 +195,8 @@ class CapturedCall:
         same = [i for i in numbers.returned if values[i] == before.numbers_returned[i]]
         deciding = [*numbers.deciding, *(numbers.returned[i] for i in same)]
         checks = [check for check in numbers.checks if not self._op_numbers.covers(check)]
+        if self.any_size is None:  # then sizes decide nothing
+            checks = [one for one in checks if reads_in(one.text) or counts_in(one.text)]
         self._checks = [(check, computes(check.text)) for check in checks]
         self._kept, self._arguments = numbers.kept, numbers.arguments
         texts = [*self._op_numbers.texts, *(check.text for check in numbers.checks)]
@@ -261,15 +271,21 @@ class CapturedCall:
                 left[place] = compute(numbers)
         self._put_numbers(left)
 
-    def _numbers_before(self) -> dict[int, float]:
-        """The numbers known before the plan runs: those that were kept, arguments and constants."""
-        numbers = {i: self._look_up(place, []) for i, (place, *_) in self._kept.items()}
+    def _numbers_before(self) -> dict[Any, float]:
+        """The numbers known before the plan runs: those that were kept, arguments, constants and
+        sizes."""
+        numbers: dict[Any, float] = {i: self._look_up(place, []) for i, (place, *_) in self._kept.items()}
         numbers |= {i: self._given_numbers[k] for i, k in self._arguments.items()}
-        return numbers | self._constants
+        return numbers | self._constants | self._sizes
 
     def _put_numbers(self, left: dict[Place, Any]) -> None:
         for (name, key), number in left.items():
             put(self._holdings[name], self._holdings[name].keys[key], number)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes that stand for all, found last, if this is a call of any size."""
+        return tuple(self._sizes.values())
 
     # Places
 
@@ -327,7 +343,9 @@ class CapturedCall:
             tensor, holding = self._value(one.place), self._holdings[name]
             layout = tensor_types.layout_of(tensor)
             like = None  # the new value of a tensor may have another storage offset
-            if one.was_empty or layout is not None:
+            if layout is not None and self.any_size is not None:
+                raise RuntimeError("a sharded tensor's size varies")
+            if layout is not None or (one.was_empty and self.any_size is None):
                 like = _lazy_like(wrapper_arguments(meta_of(tensor)), layout)
             way = Way("object") if holding.kind.put is None else self._way_to(one.place)
             requires_grad = not one.was_empty and tensor.requires_grad and tensor.is_leaf
@@ -391,7 +409,7 @@ class CapturedCall:
             "open_fields": open_fields,
             "watched": watched,
             "open": [self._way_to(place) for place in open_places],
-            "words": hits.loaded.argument_words(watched, lasting),
+            "words": hits.loaded.argument_words(watched, lasting, self.any_size is not None),
         }
 
     def _expect_what_a_call_finds(self, found: dict[Place, Any]) -> None:
@@ -419,6 +437,8 @@ class CapturedCall:
         """Compute the values that the call would read; Obstacle if one differs, or decides another
         way. Puts the numbers among the `scalars` that depend on them. Returns what had to be drawn
         for that."""
+        if self.any_size is not None:
+            self._sizes = self.any_size.read(hits.loaded.leaf_words(leaves))
         numbers = self._numbers_before()
         counts = self._counts(leaves, numbers, lambda place: self._look_up(place, []))
         self._op_numbers.put(scalars, numbers, counts, -1)
@@ -479,7 +499,7 @@ class CapturedCall:
         renewed = [one.place for one in self._left[: self._n_renewed]]
         return {
             "leaves": ways,
-            "leaf_words": take.metadata,
+            "leaf_words": take.metadata,  # of any size: `_check_reads` looks at the sizes
             "draws": list(zip(self._leaves_drawn, self._draws, strict=True)),
             "written": written,
             "unread": [i for i, place in enumerate(renewed) if place not in read],
@@ -558,7 +578,8 @@ class CapturedCall:
                 # a lazy tensor at a place has the same memory: note that a plain one has it, too
                 is_left = any(left.slot == one.name for left in self._left)
                 return "plain", number, None, _shared if is_left else None
-            return "lazy", number, _lazy_like(one.meta, one.layout), _FINISH[one.grad]
+            like = None if one.meta is ANY_SIZE else _lazy_like(one.meta, one.layout)
+            return "lazy", number, like, _FINISH[one.grad]
         if one.kind in ("number", "list"):
             finish = partial(number_in, is_list=one.kind == "list")
             return "plain", self._slots.index(one.name), None, finish
@@ -597,7 +618,7 @@ class CapturedCall:
         put what it keeps for the next call."""
         sources = self.outline.computed_from
         n = len(found) - len(sources)
-        numbers = dict(zip(sources, found[n:], strict=True))
+        numbers = dict(zip(sources, found[n:], strict=True)) | self._sizes
         del found[n:]
         for i, compute in self._computed.items():
             found[i] = compute(numbers)
@@ -688,9 +709,11 @@ def _put_back(drawn: Drawn | None) -> None:
                 generator.set_state(before)
 
 
-def _plan_of(outline: Outline) -> Plan:
+def _plan_of(outline: Outline, *, any_size: bool) -> Plan:
     """The plan of what a call did; RuntimeError if it can't be planned."""
     state, scalars = outline.state, list(outline.scalars)
+    if any_size:
+        return plan_of_any_size(state, outline.live, scalars)
     pending = Pending(state, state, [], [], [], {}, scalars)
     plan = plan_of(pending, outline.live, at_once=lambda: True)
     if plan is None:

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from lazy_tensor.capture.numbers.op_numbers import explained_by
 from lazy_tensor.capture.numbers.step_counts import Count, value_of
 from lazy_tensor.capture.watched_object import Place, is_atom, is_same
+from lazy_tensor.dispatch.run.tape import Draw
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.trace import Leaf, Node, State
 from lazy_tensor.dispatch.wording import op_name
@@ -139,6 +140,12 @@ class Outline:
     `returned`."""
     given: dict[str, Any] = field(compare=False)
     """Numbers that ops may have got, by the texts that tell how Python computed them."""
+    sizes_read: tuple[int, ...] = field(compare=False)
+    """The sizes of tensors that the call has read, if these were noted."""
+    leaf_words: bytes = field(compare=False)
+    """What describes the leaves: their sizes, and how these lie in memory."""
+    drawn: tuple[Draw, ...] = field(compare=False)
+    """The draws of which `draws` has the keys."""
 
     def difference(self, before: Outline, *, by_value: bool = False) -> str | None:
         """The first difference from an earlier call, in words; None if there is none.

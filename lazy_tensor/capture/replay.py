@@ -19,6 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from time import perf_counter
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
@@ -30,6 +31,7 @@ from lazy_tensor.capture.cuda_graph import CudaGraph
 from lazy_tensor.capture.numbers.kept_numbers import MovedNumbers
 from lazy_tensor.capture.numbers.number_arguments import followed_arguments
 from lazy_tensor.capture.outline import Outline
+from lazy_tensor.capture.sizes.kin import Kin
 from lazy_tensor.capture.take import Take, take
 from lazy_tensor.capture.watched_object import Obstacle, is_atom
 from lazy_tensor.dispatch import settings, torch_private
@@ -179,6 +181,7 @@ class Replay(Generic[P, R]):
         self._lock = threading.RLock()
         self._here = threading.local()  # `is_inside`
         self._signatures: Cache[Any, _Signature] = Cache("", MOST_SIGNATURES)
+        self._kin: Cache[Any, Kin] = Cache("", MOST_SIGNATURES)
         self._followed = {} if is_part else followed_arguments(function)
         self._names: set[str] = set()  # that the function's code mentions, as far as is known
         self._moved = MovedNumbers()
@@ -238,7 +241,8 @@ class Replay(Generic[P, R]):
 
     def captured(self) -> list[CapturedCall]:
         """The calls that can be replayed, of all signatures."""
-        return [one for known in self._signatures.values() for one in known.captured]
+        of_all: list[_Signature | Kin] = [*self._signatures.values(), *self._kin.values()]
+        return [one for known in of_all for one in known.captured]
 
     def may_improve(self) -> bool:
         """Whether nothing can be replayed yet, or a faster plan may still replace one."""
@@ -249,6 +253,7 @@ class Replay(Generic[P, R]):
         """Drop all signatures, with the calls captured for them."""
         with self._lock:
             self._signatures.clear()
+            self._kin.clear()
 
     def recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call and learn nothing from it."""
@@ -280,13 +285,16 @@ class Replay(Generic[P, R]):
         if not self.may_plan():
             return self.recorded(args, kwargs), None, None, False
         arguments = Arguments(args, kwargs, self._followed)
-        known = self._signature_of(arguments)
+        key = self._key_of(arguments)
+        known, kin = self._signatures.get(key), self._kin_of(arguments, key)
         taught = verified = None
         changed = ""
+        settles = False
         # held until the plan has run: another thread's replay could change what `find` has checked.
         # Not while the function's Python runs, which may wait for a thread that calls this replay.
         with self._lock:
-            for captured in known.captured:
+            for captured in [*(() if known is None else known.captured), *kin.captured]:
+                alike = kin.captured if captured.any_size is not None else known.captured
                 try:
                     found = captured.find(arguments.tensors, arguments.numbers)
                 except Obstacle as reason:
@@ -300,47 +308,73 @@ class Replay(Generic[P, R]):
                 is_due = self._check_every and captured.n_runs >= captured.next_check
                 if is_due or checks:
                     # it leaves the list until the check has found no difference
-                    known.captured.remove(captured)
+                    alike.remove(captured)
                     verified = captured
                     captured.drop(found)
                     break
                 self.obstacle = ""
+                if captured.any_size is not None and kin.settles(captured):
+                    settles = True
+                    captured.drop(found)
+                    break
                 # of calls that differ in what they decide, the latest is most likely to come again
-                if captured is not known.captured[0]:
-                    known.captured.remove(captured)
-                    known.captured.insert(0, captured)
+                if captured is not alike[0]:
+                    alike.remove(captured)
+                    alike.insert(0, captured)
                 result = captured.run(found, arguments.tensors)
                 self._account(start)
                 return result, captured, known, True
+        if known is None:
+            known = self._new_signature(key, arguments)
         if taught is not None:
             return self.recorded(args, kwargs), taught, known, False
         if verified is not None:
-            return self._verified(known, verified, arguments)
-        if known.n_calls < self._warmup or known.wait > 0:
+            alike = kin.captured if verified.any_size is not None else known.captured
+            return self._verified(known, alike, verified, arguments)
+        kin.met(key)
+        notes_sizes = settles or kin.learns(self._warmup)
+        if not notes_sizes and (known.wait > 0 or known.n_calls < self._warmup):
             known.n_calls += 1
             known.wait -= known.wait > 0
             return self.recorded(args, kwargs), None, known, False
-        result, taken = self._taken(arguments, earlier=[*known.outlines])
+        result, taken = self._taken(
+            arguments, earlier=[*known.outlines], notes_sizes=notes_sizes
+        )
         with self._lock:
-            self._learn(known, taken, arguments, changed)
+            self._learn(known, taken, arguments, changed, is_quiet=kin.learns(self._warmup))
+            if not known.captured:
+                kin.learn(taken, partial(self._captured, arguments), notes_sizes=notes_sizes)
+            if kin.learns(self._warmup):
+                self._rest = known.wait = 0  # `Kin` says itself when it waits
         return result, None, known, False
 
-    def _signature_of(self, arguments: Arguments) -> _Signature:
-        """The signature of a call with these arguments; a new one if none is known."""
+    def _kin_of(self, arguments: Arguments, key: Any) -> Kin:
+        """What is known of calls that differ from this one in sizes alone."""
+        tensors = arguments.tensors
+        alike = hits.loaded.argument_words([], tensors, True)
+        kind = (arguments.key[0], tuple(map(type, tensors)), alike, *key[1:])
+        found = self._kin.get(kind)
+        if found is None:
+            found = Kin()
+            self._kin.put(kind, found)
+        return found
+
+    def _key_of(self, arguments: Arguments) -> Any:
+        """What calls have in common that may run the same plan."""
         # grad mode, autocast, default dtype and the like decide, too, what ops a call makes
         environment = (
             hits.loaded.call_environment(), torch_private.is_parametrization_cached(),
             names_in_force(),
         )  # fmt: skip
-        key = (arguments.key, environment, settings.current())
-        known = self._signatures.get(key)
-        if known is None:
-            known = _Signature(arguments.objects)
-            self._signatures.put(key, known)
-            self.n_signatures += 1
-            # one call earlier than the warning, which compares two calls
-            if self.n_signatures >= SIGNATURES_BEFORE_WARNING - 1 and not self.n_replayed:
-                self._compare_arguments(arguments.args, arguments.kwargs)
+        return (arguments.key, environment, settings.current())
+
+    def _new_signature(self, key: Any, arguments: Arguments) -> _Signature:
+        known = _Signature(arguments.objects)
+        self._signatures.put(key, known)
+        self.n_signatures += 1
+        # one call earlier than the warning, which compares two calls
+        if self.n_signatures >= SIGNATURES_BEFORE_WARNING - 1 and not self.n_replayed:
+            self._compare_arguments(arguments.args, arguments.kwargs)
         return known
 
     def _compare_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -376,9 +410,9 @@ class Replay(Generic[P, R]):
         self._note_obstacle(f"the C++ that runs plans: {extension.status}", tells=not is_coming)
         return False
 
-    def _taken(self, arguments: Arguments, **outlines: Any) -> tuple[Any, Take | str]:
-        """Record a call with a tape on: its result, and its take or the obstacle to one. `outlines`
-        are those that `take` gets."""
+    def _taken(self, arguments: Arguments, **others: Any) -> tuple[Any, Take | str]:
+        """Record a call with a tape on: its result, and its take or the obstacle to one. `others`
+        are further arguments of `take`."""
         root = ("state", self._state)
         if self._state is None:
             root = getattr(self._function, "__name__", ""), self._function
@@ -387,7 +421,7 @@ class Replay(Generic[P, R]):
         with recording(), listening_mode(**self._options):
             taken = take(
                 self._function, arguments, root, self._names, self._moved,
-                follows_code=self._state is None, may_have_graphs=self._is_part, **outlines,
+                follows_code=self._state is None, may_have_graphs=self._is_part, **others,
             )  # fmt: skip
         self._account_recorded(start)
         for place in arguments.used:
@@ -395,10 +429,17 @@ class Replay(Generic[P, R]):
         return taken
 
     def _learn(
-        self, known: _Signature, taken: Take | str, arguments: Arguments, changed: str
+        self,
+        known: _Signature,
+        taken: Take | str,
+        arguments: Arguments,
+        changed: str,
+        *,
+        is_quiet: bool,
     ) -> None:
         """Capture the call if it did the same as an earlier take; else note what differs. `changed`
-        says why the calls captured before could not be replayed, "" if there were none."""
+        says why the calls captured before could not be replayed, "" if there were none. If it
+        `is_quiet`, it doesn't warn: a plan for any size may come."""
         obstacle: str | None = "it was recorded once" if isinstance(taken, Take) else taken
         if isinstance(taken, Take):
             for outline in known.outlines:
@@ -409,7 +450,7 @@ class Replay(Generic[P, R]):
         if obstacle is None:
             assert isinstance(taken, Take)
             try:
-                known.captured.insert(0, self._captured(taken, outline, arguments))
+                known.captured.insert(0, self._captured(arguments, taken, outline))
             except RuntimeError as error:
                 obstacle = str(error)
             else:
@@ -423,9 +464,10 @@ class Replay(Generic[P, R]):
         known.postpone()
         if not (self.n_replayed or self._is_part):
             self._rest, known.wait = known.wait, 0
-        self._note_obstacle(obstacle, tells=known.n_failed >= TAKES_BEFORE_WARNING)
+        tells = known.n_failed >= TAKES_BEFORE_WARNING and not is_quiet
+        self._note_obstacle(obstacle, tells=tells)
 
-    def _captured(self, taken: Take, before: Outline, arguments: Arguments) -> CapturedCall:
+    def _captured(self, arguments: Arguments, taken: Take, before: Outline) -> CapturedCall:
         name = f"replay({self._name})"
         with lazy_mode(**self._options):  # a plan depends on the options in force
             captured = CapturedCall(
@@ -436,14 +478,25 @@ class Replay(Generic[P, R]):
         self._cuda_graph = captured.cuda_graph
         return captured
 
-    def _verified(self, known: _Signature, captured: CapturedCall, arguments: Arguments) -> Outcome:
-        """Record a call that could be replayed; RuntimeError if it did something else."""
+    def _verified(
+        self,
+        known: _Signature,
+        alike: list[CapturedCall],
+        captured: CapturedCall,
+        arguments: Arguments,
+    ) -> Outcome:
+        """Record a call that could be replayed; RuntimeError if it did something else. `alike` is
+        where the captured call was taken out."""
+        any_size = captured.any_size
+        notes_sizes = any_size is not None or bool(captured.outline.sizes_read)
         try:
-            result, taken = self._taken(arguments, like=captured.outline)
+            result, taken = self._taken(
+                arguments, like=captured.outline, notes_sizes=notes_sizes
+            )
         except BaseException:
             # the user's exception says nothing of the plan
             with self._lock:
-                known.captured.insert(0, captured)
+                alike.insert(0, captured)
             raise
         if isinstance(taken, str):
             # a replay would not have met the obstacle, so the plan may be wrong by now: it is lost
@@ -451,7 +504,10 @@ class Replay(Generic[P, R]):
             return result, None, known, False
         # `by_value`: a rate that is again what it was is not recorded as an input, though it may
         # be one of the plan
-        found = taken.outline.difference(captured.outline, by_value=True)
+        if any_size is None:
+            found = taken.outline.difference(captured.outline, by_value=True)
+        else:
+            found = any_size.difference(taken.outline)
         if found is not None:
             # replays of such calls were wrong: the next capture needs two new takes that agree
             known.outlines.clear()
@@ -460,14 +516,14 @@ class Replay(Generic[P, R]):
                 f"did something else: {found}. What the function reads must reach it as an "
                 "argument, or from where replay can watch it"
             )
-        if taken.made_anew:  # a tuple, say: the plan has to find the new one from now on
+        if taken.made_anew and any_size is None:  # a tuple, say: the plan has to find the new one from now on
             n_runs = captured.n_runs
-            captured = self._captured(taken, captured.outline, arguments)
+            captured = self._captured(arguments, taken, captured.outline)
             captured.n_runs = n_runs
         with self._lock:
             captured.n_runs += 1
             captured.next_check = self._next_check(captured.n_runs)
-            known.captured.insert(0, captured)
+            alike.insert(0, captured)
         return result, captured, known, False
 
     def _next_check(self, n_runs: int) -> int:

@@ -13,6 +13,7 @@ import gc
 import random
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +34,8 @@ from lazy_tensor.dispatch.metadata.infer import is_marked, meta_of
 from lazy_tensor.dispatch.record.extend_trie import wrapper_arguments
 from lazy_tensor.dispatch.run import hits, watch
 from lazy_tensor.dispatch.run.tape import Tape
-from lazy_tensor.dispatch.traced_number import TracedNumber, counts_in, without_traced
+from lazy_tensor.dispatch.traced_number import TRACED, counts_in, without_traced
+from lazy_tensor.dispatch.traced_sizes import sizes_noted
 from lazy_tensor.dispatch.trie import tensor_types
 from lazy_tensor.dispatch.trie.trace import Leaf, Node, Trace, live_values, local
 from lazy_tensor.dispatch.wording import op_name, with_article
@@ -50,6 +52,7 @@ UNHELD = 5
 """References to a leaf that nobody but the trace holds, as `_made_inside` counts them: the trace's,
 two of its caller, its own, and that of `sys.getrefcount`."""
 NUMBER_USED = "it uses a number among its arguments otherwise than to compute with it"
+KEEPS_NUMBER = "it keeps a number where replay can't see it"
 
 
 def take(
@@ -63,13 +66,15 @@ def take(
     may_have_graphs: bool = False,
     earlier: Iterable[Outline] = (),
     like: Outline | None = None,
+    notes_sizes: bool = False,
 ) -> tuple[Any, Take | str]:
     """Call the function with a tape on. Return its result, and the take or the obstacle to one.
 
     `root` is what the call can look into besides its arguments, with a label; `names` are those
     that code is known to mention, `moved` the numbers that others change. The pictures follow code
     or not. `earlier` are outlines of calls that may have done the same, `like` is one that should
-    have. Called inside `lazy_mode`, with nothing pending; leaves the call's ops pending.
+    have. If it `notes_sizes`, the outline tells what Python did with sizes of tensors. Called inside
+    `lazy_mode`, with nothing pending; leaves the call's ops pending.
     """
     tensors = arguments.tensors
     # torch runs these hooks for every module and optimizer, but its code isn't followed
@@ -92,7 +97,7 @@ def take(
     try:
         followed = FollowedNumbers(trace, tape, function, before, moved.found_by(before))
         n_kept = len(followed.kept.places)
-        with followed.lent():
+        with followed.lent(), sizes_noted(tape.numbers) if notes_sizes else nullcontext():
             result = arguments.call(function, tape.numbers, n_kept)
     except BaseException:
         tape.stop("it raised an exception")
@@ -121,7 +126,7 @@ def take(
         taken = f"it can't be taken down: {error!r}; please report it"
     result = without_traced(result)
     if tape.numbers.repair() and isinstance(taken, Take):
-        taken = "it keeps a number where replay can't see it"
+        taken = KEEPS_NUMBER
     return result, taken
 
 
@@ -249,8 +254,9 @@ class Take:
         self._live = tuple(sorted({*self._live, *of_numbers}))
         self._check_addresses()
         counts = followed.counts.found()
-        self.outline = self._outline(tape, counts, sources, left, returned, structure)
         self._note_leaves(sources, versions)
+        self.outline = self._outline(tape, counts, sources, left, returned, structure)
+        self.any_size: Any = None  # an `AnySize` if the take stands for calls of all sizes
         del self._result  # it holds traced numbers
 
     def _flattened(self, tape: Tape) -> tuple[list[Any], Any]:
@@ -258,9 +264,10 @@ class Take:
         # a container that the function itself keeps is one leaf: a replay returns the same one
         whole = {i for i, one in _containers_in(self._result).items() if self.after.has(one)}
         whole |= {id(read.number) for read in tape.reads}
-        return pytree.tree_flatten(
+        leaves, structure = pytree.tree_flatten(
             self._result, is_leaf=lambda one: id(one) in whole or isinstance(one, torch.Size)
         )
+        return [without_traced(one) if type(one) is torch.Size else one for one in leaves], structure
 
     def _outline(
         self,
@@ -291,6 +298,9 @@ class Take:
             structure=structure,
             numbers_returned=numbers.values_returned,
             given=tape.numbers.given,
+            sizes_read=tuple(tape.numbers.sizes),
+            leaf_words=self.metadata,
+            drawn=self.draws,
         )
 
     def _digest(self, counts: tuple[Count, ...], *, is_needed: bool) -> int:
@@ -540,7 +550,7 @@ class Take:
             if slot is not None:
                 self._claimed.add(slot)
             return [Left((name, i), slot, was_empty, moved_from)]
-        if type(new) is TracedNumber:
+        if type(new) in TRACED:
             raise Obstacle(f"it keeps a number at {place}, where replay doesn't follow it")
         path = holding.label_of(i)
         are_atoms = is_atom(old) and is_atom(new)
@@ -574,9 +584,9 @@ class Take:
     def _returned(self, leaf: Any, replaced: set[Place]) -> Returned:
         """How a replay gives `leaf` back. It is not looked up at places in `replaced`, where the
         call has put another tensor."""
-        if type(leaf) is TracedNumber and counts_in(leaf.text):
+        if type(leaf) in TRACED and counts_in(leaf.text):
             raise Obstacle("it returns an optimizer's step count or rate")
-        if type(leaf) is TracedNumber:
+        if type(leaf) in TRACED:
             return self.numbers.as_returned(leaf)
         if not isinstance(leaf, torch.Tensor):
             if id(leaf) in self.made_anew:

@@ -16,7 +16,13 @@ from lazy_tensor.capture.object_graph import ObjectGraph
 from lazy_tensor.capture.outline import Outline, Returned
 from lazy_tensor.capture.watched_object import Place, is_atom
 from lazy_tensor.dispatch.run.tape import Read, Tape
-from lazy_tensor.dispatch.traced_number import TracedNumber, counts_in, reads_in
+from lazy_tensor.dispatch.traced_number import (
+    TRACED,
+    TracedNumber,
+    TracedSize,
+    counts_in,
+    reads_in,
+)
 from lazy_tensor.dispatch.trie.trace import Node
 
 KeptNumber = tuple[Place, str, type]
@@ -65,7 +71,7 @@ class CallNumbers:
             for i, read in enumerate(tape.reads)
             if not (self._is_free(i) or read in self.returned.values())
         ]
-        given = [self.as_returned(leaf) for leaf in leaves if type(leaf) is TracedNumber]
+        given = [self.as_returned(leaf) for leaf in leaves if type(leaf) in TRACED]
         computed = [one.name for one in given if one.kind == "computed"]
         computed += [text for i, (_, text, _) in self.kept.items() if text != f"r[{i}]"]
         self.computed_from = {i: self.source_of(i) for text in computed for i in reads_in(text)}
@@ -93,9 +99,9 @@ class CallNumbers:
         """Whether a replay puts the number at a place where the call has left another one."""
         return any(place == one for one, _, _ in self.kept.values())
 
-    def as_returned(self, number: Read | TracedNumber) -> Returned:
+    def as_returned(self, number: Read | TracedNumber | TracedSize) -> Returned:
         """How a replay gives a number back."""
-        if isinstance(number, TracedNumber):
+        if isinstance(number, (TracedNumber, TracedSize)):
             for i in reads_in(number.text):
                 if number.text == f"r[{i}]":
                     return self.source_of(i)
@@ -130,7 +136,7 @@ class CallNumbers:
         that the call neither changes nor uses has to stay as it is."""
         texts = {-1 - k: kept.texts[place] for k, place in enumerate(kept.places)}
         changed = {i: text for i, text in texts.items() if text != f"r[{i}]"}
-        used += [leaf.text for leaf in leaves if type(leaf) is TracedNumber]
+        used += [leaf.text for leaf in leaves if type(leaf) in TRACED]
         wanted = set(changed).union(*map(reads_in, [*used, *changed.values()])) - self._fixed
         return {
             i: (kept.places[-1 - i], text, type(self._found[i]))

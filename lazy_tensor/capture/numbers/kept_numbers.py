@@ -24,7 +24,7 @@ from lazy_tensor.dispatch import torch_private, value_flow
 from lazy_tensor.dispatch.mentions import item_name, mentions_of
 from lazy_tensor.dispatch.number_takers import known_in
 from lazy_tensor.dispatch.run.tape import Tape
-from lazy_tensor.dispatch.traced_number import PLAIN_TYPES, TracedNumber, is_plain, text_of
+from lazy_tensor.dispatch.traced_number import PLAIN_TYPES, TRACED, is_plain, text_of
 
 OWN_WAYS = ("__delattr__", "__getattr__", "__getattribute__", "__setattr__")
 """Methods by which a class may do anything where an attribute is read or set."""
@@ -98,11 +98,11 @@ class KeptNumbers:
         keys = {name: one.keys for name, one in holdings}
         for name, i in self.places:
             value = found[name].get(keys[name][i])
-            is_number = type(value) in (TracedNumber, *PLAIN_TYPES)
+            is_number = type(value) in (*TRACED, *PLAIN_TYPES)
             self.texts[name, i] = text_of(value) if is_number else ""
         for name, holding in holdings:
             for key, value in found[name].items():
-                if type(value) is TracedNumber:
+                if type(value) in TRACED:
                     put(holding, key, value.value)
 
 

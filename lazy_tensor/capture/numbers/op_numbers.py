@@ -24,17 +24,17 @@ FORMS = ("%s", "(-%s)", "(1 - %s)", "(%s - 1)", "(1 / %s)")
 """What ops, and their gradients, compute from a number before other ops get it."""
 
 
-def explained_by(now: dict[str, Any], before: dict[str, Any]) -> dict[tuple[str, str], list[str]]:
-    """Texts by their values in a call and in an earlier one, as text: of the numbers `now` given to
-    ops, and of those `before`. The simplest form counts that gives a value."""
-    found: dict[tuple[str, str], list[str]] = {}
+def explained_by(*given: dict[str, Any]) -> dict[tuple[str, ...], list[str]]:
+    """Texts by their values in some calls, as text: of the numbers `given` to ops in each of these.
+    The simplest form counts that gives a value."""
+    found: dict[tuple[str, ...], list[str]] = {}
     for form in FORMS:
-        of_form: dict[tuple[str, str], list[str]] = defaultdict(list)
+        of_form: dict[tuple[str, ...], list[str]] = defaultdict(list)
         compute = computes(form % "r[0]")
-        for text, value in now.items():
+        for text in given[0]:
             with suppress(KeyError, ArithmeticError):
-                values = compute({0: value}), compute({0: before[text]})
-                of_form[repr(values[0]), repr(values[1])].append(form % text)
+                values = [compute({0: of_call[text]}) for of_call in given]
+                of_form[tuple(map(repr, values))].append(form % text)
         found = of_form | found
     return found
 
@@ -48,37 +48,37 @@ class Step(NamedTuple):
 
 
 class OpNumbers:
-    """Computes those numbers of a trace that changed between two calls.
+    """Computes those numbers of a trace that changed between some calls.
 
-    `given` are the numbers that the calls gave to ops, `scalars` those of their traces, the later
+    `given` are the numbers that the calls gave to ops, `scalars` those of their traces, the latest
     call's first. `constants` are the small tensors that the call makes. Numbers that were the same
-    in both calls must stay the same. Of optimizers' numbers the `unmoved` do so anyway. `texts` are
+    in all calls must stay the same. Of optimizers' numbers the `unmoved` do so anyway. `texts` are
     all that a replay has to compute. RuntimeError if a constant may be made from a number that
     changes.
     """
 
     def __init__(
         self,
-        given: tuple[dict[str, Any], dict[str, Any]],
-        scalars: tuple[Sequence[complex], Sequence[complex]],
+        given: Sequence[dict[str, Any]],
+        scalars: Sequence[Sequence[complex]],
         constants: Iterable[torch.Tensor],
         unmoved: set[int],
     ) -> None:
-        now, before = given
-        explained = explained_by(now, before)
+        now, *before = given
+        explained = explained_by(*given)
         self.texts: list[str] = []
         self._steps: dict[int, list[Step]] = defaultdict(list)
         self._computed_by: dict[int, list[str]] = {}
         changing = []
         for text, value in now.items():
-            if text in before and not is_same(value, before[text]):
+            if any(text in one and not is_same(value, one[text]) for one in before):
                 changing.append(value)
             elif reads_in(text) or not counts_in(text) <= unmoved:
                 self._add([], value, [text])
-        places: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for place, (one, other) in enumerate(zip(*scalars, strict=True)):
-            values = repr(one), repr(other)
-            if not is_same(one, other) and values in explained:
+        places: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for place, numbers in enumerate(zip(*scalars, strict=True)):
+            values = tuple(map(repr, numbers))
+            if len({*values}) > 1 and values in explained:
                 self._computed_by[place] = explained[values]
                 places[values].append(place)
         for values, alike in places.items():
