@@ -15,6 +15,7 @@ from typing import Any, Literal, TypedDict, get_args
 Compile = Literal["background", "blocking", "off"]
 FlushPolicy = Literal["auto", "at_once", "at_materialization"]
 Record = Literal["auto", "always"]
+Sizes = Literal["any", "fixed"]
 Forbidden = Literal["flush", "compile", "fallback", "redistribute"]
 Mode = Literal["exact", "default", "fast"]
 
@@ -38,6 +39,7 @@ class Options(TypedDict, total=False):
     remat_interval: int
     flush_policy: FlushPolicy
     record: Record
+    sizes: Sizes
     compile_threshold: int
     verify_every: int
     forbid: str | Collection[Forbidden]
@@ -59,7 +61,7 @@ NAMES = tuple(name for name in KNOWN if name != "mode")
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "compile": get_args(Compile), "flush_policy": get_args(FlushPolicy),
-    "record": get_args(Record), "mode": get_args(Mode),
+    "record": get_args(Record), "sizes": get_args(Sizes), "mode": get_args(Mode),
 }  # fmt: skip
 AT_LEAST = {
     "segment_cache_size": 1, "schema_cache_size": 1, "sharding_cache_size": 1, "bucket_bytes": 1,

@@ -20,7 +20,7 @@ from typing import Any
 from platformdirs import user_cache_dir
 
 from lazy_tensor.dispatch import options as accepted
-from lazy_tensor.dispatch.options import KNOWN, NAMES, PRESETS, Compile, FlushPolicy, Record
+from lazy_tensor.dispatch.options import KNOWN, NAMES, PRESETS, Compile, FlushPolicy, Record, Sizes
 from lazy_tensor.kernels import logs
 from lazy_tensor.kernels.backend import available_backends, backend_of
 
@@ -44,6 +44,7 @@ class Settings:
     remat_interval: int = 0
     flush_policy: FlushPolicy = "auto"
     record: Record = "auto"
+    sizes: Sizes = "any"
     compile_threshold: int = 2
     verify_every: int = 0
     forbid: frozenset[str] = frozenset()

@@ -97,7 +97,7 @@ class NumberLog:
     def repair(self) -> bool:
         """Put plain numbers in place of those that outlive the call, wherever code has put them.
         Whether there were any."""
-        made = [one() for one in self._made]
+        made: list[TracedNumber | TracedSize | None] = [one() for one in self._made]
         sizes, self._sizes_made = self._sizes_made, []
         n_own = 3  # references to a size: the list's, the variable's, the function's
         made += [one for one in sizes if sys.getrefcount(one) > n_own]
@@ -437,7 +437,7 @@ for _kind in TRACED:
                   "__int__", "__rdivmod__", "__reduce_ex__", "__repr__", "__str__", "__trunc__",
                   "as_integer_ratio", "is_integer"):  # fmt: skip
         setattr(_kind, _name, _other(_name))
-TracedNumber.hex = _other("hex")  # type: ignore[method-assign, assignment]
+TracedNumber.hex = _other("hex")  # type: ignore[method-assign]
 for _name in ("and", "lshift", "or", "rshift", "xor"):
     setattr(TracedSize, f"__{_name}__", _other(f"__{_name}__"))
     setattr(TracedSize, f"__r{_name}__", _other(f"__r{_name}__"))

@@ -1,7 +1,7 @@
-"""Has Python's reads of tensors' sizes noted, while `replay` records a call whose sizes vary.
+"""Notes Python's reads of tensors' sizes while `replay` records a call whose sizes vary.
 
-In: a `NumberLog`. Out: within the context `sizes_noted`, what `Tensor.shape`, `size()` and `numel()`
-give to code of the program and of its libraries is a `TracedSize`, in the thread that entered it.
+In: a `NumberLog`. Out: within the context `sizes_noted`, `Tensor.shape`, `size()` and `numel()`
+give a `TracedSize` to the code of the program and of its libraries, in the thread that entered it.
 Called by `take`.
 """
 
@@ -42,7 +42,7 @@ def sizes_noted(log: NumberLog) -> Iterator[None]:
     with _lock:
         _n_users += 1
         if _n_users == 1:
-            torch.Tensor.shape = property(_shape)  # type: ignore[assignment, misc]
+            torch.Tensor.shape = property(_shape)  # type: ignore[assignment]
             for name, method in _METHODS.items():
                 setattr(torch.Tensor, name, method)
     _here.log = log

@@ -46,10 +46,17 @@ class Fusibility:
     """Which nodes may be in a kernel. The backend is asked once for each node.
 
     `backend_on` gives the backend for a device's type: a graph may hold work for several devices.
+    The sizes of the slots in `varying` are others in each run.
     """
 
-    def __init__(self, graph: Graph, backend_on: Callable[[str], Backend]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        backend_on: Callable[[str], Backend],
+        varying: frozenset[int] = frozenset(),
+    ) -> None:
         self._graph = graph
+        self._varying = varying
         self._backend_on = backend_on
         self._known: dict[int, str | None] = {}
 
@@ -110,6 +117,8 @@ class Fusibility:
         if facts.op in MARKS or any(map(self._graph.is_marked, node.reads)):
             return "a conjugate or negative view"
         specs = [spec[slot] for slot in node.reads]
+        if not self._varying.isdisjoint((*node.reads, *node.makes)):
+            return "its sizes vary"
         if divides_integers(facts.op, [s.dtype for s in specs]):
             return "it checks its divisor"
         if any(s.dtype not in DTYPES for s in specs):

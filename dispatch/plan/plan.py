@@ -225,7 +225,8 @@ class Planner:
         *,
         any_size: bool = False,
     ) -> None:
-        """`scalar_types` are those of the trace's numbers. With `any_size` its sizes are examples."""
+        """`scalar_types` are those of the trace's numbers. With `any_size` the graph's specs are
+        examples."""
         self.any_size = any_size
         self.graph = graph
         self.fusible = fusible

@@ -20,7 +20,7 @@ from lazy_tensor.dispatch.plan.foreach import expand_foreach
 from lazy_tensor.dispatch.plan.graph import Graph, eliminate_common_subexpressions, graph_of
 from lazy_tensor.dispatch.plan.out_forms import expand_out_forms
 from lazy_tensor.dispatch.plan.partition import Fusibility, units_of
-from lazy_tensor.dispatch.plan.plan import Plan, Planner, fuse_nothing
+from lazy_tensor.dispatch.plan.plan import Plan, Planner
 from lazy_tensor.dispatch.plan.remat import rematerialized
 from lazy_tensor.dispatch.plan.second_tier import SecondTier
 from lazy_tensor.dispatch.run import hits
@@ -132,19 +132,15 @@ def _how_to_ask(is_worth_it: bool) -> dict[str, bool]:
     }
 
 
-def plan_of_any_size(state: State, live: tuple[int, ...], scalars: list[complex]) -> Plan:
-    """A plan that takes tensors of any size: the sizes that ops get are numbers of the trace.
+def build_plan(
+    pending: Pending, live: tuple[int, ...], varying: frozenset[int] | None = None
+) -> Plan:
+    """Build the plan of a trace: graph, units, segments with their fusions, steps.
 
-    Nothing is fused. RuntimeError if an op's results have strides that only a size explains.
+    With `varying`, the slots of tensors whose sizes are others in each run, the plan runs calls of
+    any size, whose ops get sizes as numbers. It fuses what doesn't vary. RuntimeError if an op
+    chooses its results' strides by their sizes.
     """
-    graph = eliminate_common_subexpressions(graph_of(state.steps(), live))
-    with torch_private.no_modes():
-        planner = Planner(graph, list(map(type, scalars)), None, any_size=True)
-        return planner.plan(units_of(graph, None), fuse_nothing)
-
-
-def build_plan(pending: Pending, live: tuple[int, ...]) -> Plan:
-    """Build the plan of a trace: graph, units, segments with their fusions, steps."""
     now = settings.current()
     graph = graph_of(pending.state.steps(), live)
     backend_on = cache(chosen_backend)
@@ -155,7 +151,7 @@ def build_plan(pending: Pending, live: tuple[int, ...]) -> Plan:
     if fuses:
         graph = expand_out_forms(expand_foreach(graph))
     graph = with_remat(eliminate_common_subexpressions(graph))
-    fusible = Fusibility(graph, backend_on) if fuses else None
+    fusible = Fusibility(graph, backend_on, varying or frozenset()) if fuses else None
     units = units_of(graph, fusible)
 
     def fusion_of(segment: Any) -> Any:
@@ -169,7 +165,9 @@ def build_plan(pending: Pending, live: tuple[int, ...]) -> Plan:
         )
 
     with torch_private.no_modes():  # a backend may call ops, which aren't the program's
-        plan = Planner(graph, list(map(type, pending.scalars)), fusible).plan(units, fusion_of)
+        types = list(map(type, pending.scalars))
+        planner = Planner(graph, types, fusible, any_size=varying is not None)
+        plan = planner.plan(units, fusion_of)
         if now.compile == "blocking":
             compiler().finish(plan.fusions)
     return plan

@@ -34,8 +34,8 @@ class Arguments:
     """
 
     __slots__ = (
-        "_followed", "_inside", "_places", "args", "key", "kwargs", "numbers", "objects", "tensors",
-        "used",
+        "_followed", "_ids", "_inside", "_places", "args", "key", "kwargs", "numbers", "objects",
+        "tensors", "used",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +51,7 @@ class Arguments:
             args, kwargs = self._with_types(args, kwargs)
         self.tensors: list[torch.Tensor] = []
         self.objects: list[tuple[str, Any]] = []
+        self._ids: list[int] = []  # where the key has ids of objects
         self._inside: set[int] = set()  # ids of containers being read: one may contain itself
         parts: list[Any] = []
         hits.loaded.read_arguments(args, kwargs, parts, self.tensors, self._read_other)
@@ -62,6 +63,15 @@ class Arguments:
         except RuntimeError:  # autograd raises for a view whose base was written
             words = object()  # equal to nothing
         self.key = (tuple(parts), words)
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Equal for calls whose keys differ in sizes of tensors, and in which objects are given."""
+        parts = list(self.key[0])
+        for i in self._ids:
+            parts[i] = "an object"
+        sizeless = hits.loaded.argument_words([], self.tensors, True)
+        return (*parts, *map(type, self.tensors), sizeless)
 
     def are_unchanged(self) -> bool:
         """Whether the arguments still hold the same objects; tensors may have other values."""
@@ -136,6 +146,7 @@ class Arguments:
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             self._read_items(label, value, (), parts)
         else:
+            self._ids.append(len(parts))
             parts.append(id(value))
             self.objects.append((label, value))
 

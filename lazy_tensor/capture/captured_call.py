@@ -16,11 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lazy_tensor.capture.arguments import Arguments
 from lazy_tensor.capture.cuda_graph import CudaGraph
 from lazy_tensor.capture.numbers.call_numbers import CallNumbers
 from lazy_tensor.capture.numbers.kept_numbers import put
 from lazy_tensor.capture.numbers.op_numbers import OpNumbers
 from lazy_tensor.capture.numbers.step_counts import CountValues, unmoved_in
+from lazy_tensor.capture.object_graph import ObjectGraph
 from lazy_tensor.capture.outline import Outline, Returned, Source
 from lazy_tensor.capture.sizes.any_size import ANY_SIZE, AnySize
 from lazy_tensor.capture.take import Take, concrete
@@ -36,6 +38,7 @@ from lazy_tensor.capture.watched_object import (
     Place,
     Watch,
     WatchedObject,
+    is_same,
 )
 from lazy_tensor.dispatch import torch_private
 from lazy_tensor.dispatch.metadata.infer import meta_of
@@ -45,7 +48,7 @@ from lazy_tensor.dispatch.run import hits, input_snapshots, profiling, watch
 from lazy_tensor.dispatch.run.aside import Aside
 from lazy_tensor.dispatch.run.failure import rescue, without_frames
 from lazy_tensor.dispatch.run.flush import note_plan
-from lazy_tensor.dispatch.run.plan_cache import add_tier, plan_of, plan_of_any_size
+from lazy_tensor.dispatch.run.plan_cache import add_tier, build_plan, plan_of
 from lazy_tensor.dispatch.run.tape import Read, number_in
 from lazy_tensor.dispatch.stats import STATS, FlushRecord
 from lazy_tensor.dispatch.traced_number import computes, counts_in, is_plain, reads_in
@@ -111,9 +114,13 @@ class CapturedCall:
         *,
         cuda_graphs: bool = False,
         gives_plain: bool = False,
+        plan: Plan | None = None,
     ) -> None:
         self.outline = outline = take.outline
         self.name = name
+        self.objects = take.objects
+        """The objects among the arguments that it is for."""
+        self._gives_plain = gives_plain
         self.n_runs = 0
         self.next_check = 0  # the number of runs at which `Replay` records a call and compares
         self.companion: Any = None
@@ -125,7 +132,7 @@ class CapturedCall:
         # the sizes that texts are about; of a call of any size those of the replay that runs
         self._sizes: dict[Any, int] = {str(i): n for i, n in enumerate(outline.sizes_read)}
         self._note_numbers(take, before)
-        self.plan = plan = _plan_of(outline, any_size=self.any_size is not None)
+        self.plan = plan = plan or _plan_of(outline, self.any_size)
         self.cuda_graph: CudaGraph | None = None
         if self.any_size is not None:
             pass  # graphs and libraries are for one size
@@ -169,6 +176,9 @@ class CapturedCall:
         fields |= self._sources(take)
         fields |= self._results(gives_plain=gives_plain)
         self._native: Any = hits.loaded.CapturedCall(fields)
+        self._words: Any = fields["words"]
+        if self.any_size is not None:
+            self._made_of = take.without_objects(), before
 
     def _later(self, method: Callable[..., Any], *args: Any) -> Callable[..., Any]:
         """A method for C++ to call, by a weak reference: so a dropped call is freed at once, with
@@ -274,13 +284,47 @@ class CapturedCall:
     def _numbers_before(self) -> dict[Any, float]:
         """The numbers known before the plan runs: those that were kept, arguments, constants and
         sizes."""
-        numbers: dict[Any, float] = {i: self._look_up(place, []) for i, (place, *_) in self._kept.items()}
+        numbers: dict[Any, float] = {
+            i: self._look_up(place, []) for i, (place, *_) in self._kept.items()
+        }
         numbers |= {i: self._given_numbers[k] for i, k in self._arguments.items()}
         return numbers | self._constants | self._sizes
 
     def _put_numbers(self, left: dict[Place, Any]) -> None:
         for (name, key), number in left.items():
             put(self._holdings[name], self._holdings[name].keys[key], number)
+
+    def moved_to(self, graph: ObjectGraph, arguments: Arguments) -> CapturedCall:
+        """The call of any size with other objects among its arguments, which hold the same as those
+        did: `graph` is what it can see then. Obstacle if they don't."""
+        self._check_fits(graph)
+        take, before = self._made_of
+        moved = CapturedCall(
+            take.with_objects(graph, arguments.objects), before, arguments.tensors, self.name,
+            gives_plain=self._gives_plain, plan=self.plan,
+        )  # fmt: skip
+        moved.n_runs, moved.next_check = self.n_runs, self.next_check
+        # tensors that were one object still are, and what isn't replaced has the same sizes
+        if moved._words != self._words:
+            raise Obstacle("an object among its arguments holds other tensors")
+        return moved
+
+    def _check_fits(self, graph: ObjectGraph) -> None:
+        """Obstacle unless the graph has the same holdings, up to the objects that hold."""
+        if graph.holdings.keys() != self._holdings.keys():
+            raise Obstacle("an object among its arguments holds others")
+        for name, then in self._holdings.items():
+            now = graph.holdings[name]
+            have_same_keys = len(now.keys) == len(then.keys) and all(
+                map(is_same, then.keys, now.keys)
+            )
+            if now.kind is not then.kind or not have_same_keys:
+                raise Obstacle(f"{now.spoken()} holds something else")
+            for i, (old, new) in enumerate(zip(then.values, now.values, strict=True)):
+                # what is held itself is compared where its holding is
+                is_held = type(old) is type(new) and now.label_of(i) in graph.holdings
+                if not (is_held or is_same(old, new)):
+                    raise Obstacle(f"{now.spoken(i)} is another one")
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -600,6 +644,8 @@ class CapturedCall:
             return "ask", 0, lambda _: torch_private.copy_of(data), None
         if one.kind == "leaf":
             return "ask", 0, partial(_leaf, one), _FINISH[one.grad]
+        if one.kind == "object":
+            return "place", 0, Way("object", self.objects[one.name][1]), None
         way = Way("object", one.name)  # of a constant
         if one.kind == "argument":
             way = Way("argument", number=one.name)
@@ -709,12 +755,12 @@ def _put_back(drawn: Drawn | None) -> None:
                 generator.set_state(before)
 
 
-def _plan_of(outline: Outline, *, any_size: bool) -> Plan:
+def _plan_of(outline: Outline, any_size: AnySize | None) -> Plan:
     """The plan of what a call did; RuntimeError if it can't be planned."""
     state, scalars = outline.state, list(outline.scalars)
-    if any_size:
-        return plan_of_any_size(state, outline.live, scalars)
     pending = Pending(state, state, [], [], [], {}, scalars)
+    if any_size is not None:
+        return build_plan(pending, outline.live, any_size.varying)
     plan = plan_of(pending, outline.live, at_once=lambda: True)
     if plan is None:
         raise RuntimeError("its ops can't be planned")

@@ -97,8 +97,9 @@ class Returned:
     `traced_number`. "slot": a new tensor of `meta` on that result of the plan. "leaf": a new tensor
     of `meta` on the memory of that leaf. "number", "list": what that result has, for what the call
     read and did nothing else with; "leaf number", "leaf list": the same of a leaf. "data": a new
-    tensor of these values. "argument", "place": the very object there. "again": the object returned
-    as that earlier leaf. "constant": `name` itself, which is no tensor.
+    tensor of these values. "argument", "object": the one of this number that the call gets.
+    "place": the object there. "again": the object returned as that earlier leaf. "constant": `name`
+    itself, which is no tensor.
     `layout` is that of a sharded tensor. `grad` is "leaf" for a tensor that requires a gradient,
     "spent" for one whose graph a backward pass has freed, else "".
     """

@@ -19,9 +19,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
 import torch
 
@@ -30,9 +31,10 @@ from lazy_tensor.capture.captured_call import CapturedCall
 from lazy_tensor.capture.cuda_graph import CudaGraph
 from lazy_tensor.capture.numbers.kept_numbers import MovedNumbers
 from lazy_tensor.capture.numbers.number_arguments import followed_arguments
+from lazy_tensor.capture.object_graph import ObjectGraph
 from lazy_tensor.capture.outline import Outline
 from lazy_tensor.capture.sizes.kin import Kin
-from lazy_tensor.capture.take import Take, take
+from lazy_tensor.capture.take import Take, seen_by, take
 from lazy_tensor.capture.watched_object import Obstacle, is_atom
 from lazy_tensor.dispatch import settings, torch_private
 from lazy_tensor.dispatch.options import KNOWN, Options, unknown
@@ -109,6 +111,22 @@ class _Signature:
         self.wait = min(2**self.n_failed - 2, MOST_CALLS_BETWEEN_TAKES)
 
 
+@dataclass
+class _Fit:
+    """What to do about a call. "replay" the captured call that fits; "teach": record, though it
+    fits; "check": record, and compare with it; "settle": record, as its sizes should have a plan of
+    their own; "record", as none fits. `change` says why not, if some nearly did.
+
+    `found` is what `CapturedCall.find` gave, `alike` the list that has the captured call.
+    """
+
+    does: Literal["replay", "teach", "check", "settle", "record"]
+    captured: Any = None
+    found: Any = None
+    alike: list[CapturedCall] = field(default_factory=list)
+    change: str = ""
+
+
 OWN_OPTIONS = ("state", "warmup", "check_every", "cuda_graphs")
 
 
@@ -158,8 +176,8 @@ class Replay(Generic[P, R]):
         for name in options:
             if name not in KNOWN:
                 raise unknown(name, "replay()", OWN_OPTIONS)
-        # only to raise for a wrong value here, and not at the first call
-        settings.updated(settings.current(), options, "replay()")
+        # raises for a wrong value here, and not at the first call
+        now = settings.updated(settings.current(), options, "replay()")
         for one in state if isinstance(state, (list, tuple)) else (state,):
             if one is not None and is_atom(one):
                 raise TypeError(
@@ -175,6 +193,7 @@ class Replay(Generic[P, R]):
         self._is_part = is_part  # whether it runs a module's forward or backward
         self._cuda_graph: CudaGraph | None = None  # of the call captured last, for `summary()`
         self._options = options
+        self._any_size = now.sizes == "any"
         # for a copy or a pickle, which begins without captured calls
         own = (state, warmup, check_every, cuda_graphs)
         self._made_with = {**dict(zip(OWN_OPTIONS, own, strict=True)), **options}
@@ -286,73 +305,108 @@ class Replay(Generic[P, R]):
             return self.recorded(args, kwargs), None, None, False
         arguments = Arguments(args, kwargs, self._followed)
         key = self._key_of(arguments)
-        known, kin = self._signatures.get(key), self._kin_of(arguments, key)
-        taught = verified = None
-        changed = ""
-        settles = False
+        known = self._signatures.get(key)
         # held until the plan has run: another thread's replay could change what `find` has checked.
         # Not while the function's Python runs, which may wait for a thread that calls this replay.
         with self._lock:
-            for captured in [*(() if known is None else known.captured), *kin.captured]:
-                alike = kin.captured if captured.any_size is not None else known.captured
-                try:
-                    found = captured.find(arguments.tensors, arguments.numbers)
-                except Obstacle as reason:
-                    self.obstacle = changed = str(reason)
-                    continue  # another captured call of this signature may fit
-                if must_record(captured):
-                    self.obstacle = ""
-                    taught = captured
-                    captured.drop(found)
-                    break
-                is_due = self._check_every and captured.n_runs >= captured.next_check
-                if is_due or checks:
-                    # it leaves the list until the check has found no difference
-                    alike.remove(captured)
-                    verified = captured
-                    captured.drop(found)
-                    break
-                self.obstacle = ""
-                if captured.any_size is not None and kin.settles(captured):
-                    settles = True
-                    captured.drop(found)
-                    break
-                # of calls that differ in what they decide, the latest is most likely to come again
-                if captured is not alike[0]:
-                    alike.remove(captured)
-                    alike.insert(0, captured)
-                result = captured.run(found, arguments.tensors)
+            fit = self._fit(known, arguments, key, must_record, checks)
+            if fit.does == "replay":
+                result = fit.captured.run(fit.found, arguments.tensors)
                 self._account(start)
-                return result, captured, known, True
+                return result, fit.captured, known, True
         if known is None:
             known = self._new_signature(key, arguments)
-        if taught is not None:
-            return self.recorded(args, kwargs), taught, known, False
-        if verified is not None:
-            alike = kin.captured if verified.any_size is not None else known.captured
-            return self._verified(known, alike, verified, arguments)
-        kin.met(key)
-        notes_sizes = settles or kin.learns(self._warmup)
+        if fit.does == "teach":
+            return self.recorded(args, kwargs), fit.captured, known, False
+        if fit.does == "check":
+            return self._verified(known, fit, arguments)
+        kin = self._kin_of(arguments, key)
+        kin.met(arguments.key[1])
+        notes_sizes = fit.does == "settle" or kin.learns(self._warmup)
         if not notes_sizes and (known.wait > 0 or known.n_calls < self._warmup):
             known.n_calls += 1
             known.wait -= known.wait > 0
             return self.recorded(args, kwargs), None, known, False
-        result, taken = self._taken(
-            arguments, earlier=[*known.outlines], notes_sizes=notes_sizes
-        )
+        result, taken = self._taken(arguments, earlier=[*known.outlines], notes_sizes=notes_sizes)
         with self._lock:
-            self._learn(known, taken, arguments, changed, is_quiet=kin.learns(self._warmup))
+            self._learn(known, taken, arguments, fit.change, is_quiet=kin.learns(self._warmup))
             if not known.captured:
-                kin.learn(taken, partial(self._captured, arguments), notes_sizes=notes_sizes)
+                capture = partial(self._captured, arguments)
+                kin.learn(taken, arguments, capture, notes_sizes=notes_sizes)
             if kin.learns(self._warmup):
                 self._rest = known.wait = 0  # `Kin` says itself when it waits
         return result, None, known, False
 
+    def _fit(
+        self,
+        known: _Signature | None,
+        arguments: Arguments,
+        key: Any,
+        must_record: Callable[[CapturedCall], bool],
+        checks: bool,
+    ) -> _Fit:
+        """The captured call that fits a call, and what to do with it."""
+        change = ""
+        for alike, captured in self._captured_for(known, arguments, key):
+            try:
+                found = captured.find(arguments.tensors, arguments.numbers)
+            except Obstacle as reason:
+                self.obstacle = change = str(reason)
+                continue  # another captured call of this signature may fit
+            fit = _Fit("replay", captured, found, alike)
+            is_due = self._check_every and captured.n_runs >= captured.next_check
+            if must_record(captured):
+                self.obstacle = ""
+                fit.does = "teach"
+            elif is_due or checks:
+                # it leaves the list until the check has found no difference
+                alike.remove(captured)
+                fit.does = "check"
+            elif captured.any_size is not None and captured.any_size.settles():
+                fit.does = "settle"
+            else:
+                self.obstacle = ""
+                # of calls that differ in what they decide, the latest is most likely to come again
+                if captured is not alike[0]:
+                    alike.remove(captured)
+                    alike.insert(0, captured)
+                return fit
+            captured.drop(found)
+            return fit
+        return _Fit("record", change=change)
+
+    def _captured_for(
+        self, known: _Signature | None, arguments: Arguments, key: Any
+    ) -> Iterator[tuple[list[CapturedCall], CapturedCall]]:
+        """The captured calls that may fit a call, the likeliest first, each with the list that has
+        it."""
+        of_one_size = [] if known is None else known.captured
+        for captured in [*of_one_size]:
+            yield of_one_size, captured
+        kin = self._kin_of(arguments, key)
+        of_any_size = kin.of(arguments)
+        if kin.captured and not of_any_size:
+            moved = kin.move(arguments, partial(self._look, arguments))
+            of_any_size = [] if moved is None else [moved]
+        for captured in of_any_size:
+            yield kin.captured, captured
+
+    def _look(self, arguments: Arguments) -> ObjectGraph:
+        """What a call with these arguments can see."""
+        return seen_by(self._root, arguments, self._names, follows_code=self._state is None)
+
+    @property
+    def _root(self) -> tuple[str, Any]:
+        """What the function can look into besides its arguments, with a label."""
+        if self._state is not None:
+            return "state", self._state
+        return getattr(self._function, "__name__", ""), self._function
+
     def _kin_of(self, arguments: Arguments, key: Any) -> Kin:
         """What is known of calls that differ from this one in sizes alone."""
-        tensors = arguments.tensors
-        alike = hits.loaded.argument_words([], tensors, True)
-        kind = (arguments.key[0], tuple(map(type, tensors)), alike, *key[1:])
+        if not self._any_size:
+            return Kin()
+        kind = (arguments.kind, *key[1:])
         found = self._kin.get(kind)
         if found is None:
             found = Kin()
@@ -413,14 +467,11 @@ class Replay(Generic[P, R]):
     def _taken(self, arguments: Arguments, **others: Any) -> tuple[Any, Take | str]:
         """Record a call with a tape on: its result, and its take or the obstacle to one. `others`
         are further arguments of `take`."""
-        root = ("state", self._state)
-        if self._state is None:
-            root = getattr(self._function, "__name__", ""), self._function
         start = perf_counter()
         # `listening_mode`, as `lazy_mode` may bypass the block, which leaves nothing in the trace
         with recording(), listening_mode(**self._options):
             taken = take(
-                self._function, arguments, root, self._names, self._moved,
+                self._function, arguments, self._root, self._names, self._moved,
                 follows_code=self._state is None, may_have_graphs=self._is_part, **others,
             )  # fmt: skip
         self._account_recorded(start)
@@ -478,25 +529,16 @@ class Replay(Generic[P, R]):
         self._cuda_graph = captured.cuda_graph
         return captured
 
-    def _verified(
-        self,
-        known: _Signature,
-        alike: list[CapturedCall],
-        captured: CapturedCall,
-        arguments: Arguments,
-    ) -> Outcome:
-        """Record a call that could be replayed; RuntimeError if it did something else. `alike` is
-        where the captured call was taken out."""
-        any_size = captured.any_size
+    def _verified(self, known: _Signature, fit: _Fit, arguments: Arguments) -> Outcome:
+        """Record a call that could be replayed; RuntimeError if it did something else."""
+        captured, any_size = fit.captured, fit.captured.any_size
         notes_sizes = any_size is not None or bool(captured.outline.sizes_read)
         try:
-            result, taken = self._taken(
-                arguments, like=captured.outline, notes_sizes=notes_sizes
-            )
+            result, taken = self._taken(arguments, like=captured.outline, notes_sizes=notes_sizes)
         except BaseException:
             # the user's exception says nothing of the plan
             with self._lock:
-                alike.insert(0, captured)
+                fit.alike.insert(0, captured)
             raise
         if isinstance(taken, str):
             # a replay would not have met the obstacle, so the plan may be wrong by now: it is lost
@@ -516,14 +558,16 @@ class Replay(Generic[P, R]):
                 f"did something else: {found}. What the function reads must reach it as an "
                 "argument, or from where replay can watch it"
             )
-        if taken.made_anew and any_size is None:  # a tuple, say: the plan has to find the new one from now on
+        if (
+            taken.made_anew and any_size is None
+        ):  # a tuple, say: the plan has to find the new one from now on
             n_runs = captured.n_runs
             captured = self._captured(arguments, taken, captured.outline)
             captured.n_runs = n_runs
         with self._lock:
             captured.n_runs += 1
             captured.next_check = self._next_check(captured.n_runs)
-            alike.insert(0, captured)
+            fit.alike.insert(0, captured)
         return result, captured, known, False
 
     def _next_check(self, n_runs: int) -> int:

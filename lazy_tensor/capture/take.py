@@ -9,6 +9,7 @@ changed.
 
 from __future__ import annotations
 
+import copy
 import gc
 import random
 import sys
@@ -73,17 +74,15 @@ def take(
     `root` is what the call can look into besides its arguments, with a label; `names` are those
     that code is known to mention, `moved` the numbers that others change. The pictures follow code
     or not. `earlier` are outlines of calls that may have done the same, `like` is one that should
-    have. If it `notes_sizes`, the outline tells what Python did with sizes of tensors. Called inside
+    have. If it `notes_sizes`, the outline tells what Python did with sizes of tensors. Called in
     `lazy_mode`, with nothing pending; leaves the call's ops pending.
     """
     tensors = arguments.tensors
-    # torch runs these hooks for every module and optimizer, but its code isn't followed
-    roots = [root, *arguments.objects, *torch_private.hooks_of_all_modules()]
     try:
         have_graphs = any(_graph_of(tensor) is not None for tensor in tensors)
         if torch.is_grad_enabled() and have_graphs and not may_have_graphs:
             raise Obstacle("an argument has a graph, which each call has another of; detach it")
-        before = explore(roots, tensors, names, follows_code=follows_code)
+        before = seen_by(root, arguments, names, follows_code=follows_code)
         _check_numbers(function, arguments, before)
         versions = _versions_of([*before.tensors().values(), *tensors])
     except Exception as error:  # an object that can't be looked at, such as a dead weakref.proxy
@@ -115,7 +114,7 @@ def take(
         if arguments.note_used([-1 - n_kept - i for i in tape.numbers.fixed if i < -n_kept]):
             raise Obstacle(NUMBER_USED)
         _check_arguments(arguments, result)
-        after = explore(roots, tensors, names, follows_code=follows_code)
+        after = seen_by(root, arguments, names, follows_code=follows_code)
         moved.left_by(after)
         taken = Take(
             trace, tape, followed, before, after, arguments, versions, result, earlier, like
@@ -128,6 +127,15 @@ def take(
     if tape.numbers.repair() and isinstance(taken, Take):
         taken = KEEPS_NUMBER
     return result, taken
+
+
+def seen_by(
+    root: tuple[str, Any], arguments: Arguments, names: set[str], *, follows_code: bool
+) -> ObjectGraph:
+    """What a call can see now; for what the parameters mean see `take`."""
+    # torch runs these hooks for every module and optimizer, but its code isn't followed
+    roots = [root, *arguments.objects, *torch_private.hooks_of_all_modules()]
+    return explore(roots, arguments.tensors, names, follows_code=follows_code)
 
 
 def _check_numbers(function: Callable[..., Any], arguments: Arguments, seen: ObjectGraph) -> None:
@@ -224,6 +232,7 @@ class Take:
         self._drawn = [data for _, data in tape.draws]
         self._before = before
         self._tensors = arguments.tensors
+        self.objects = arguments.objects
         self._result = result
         steps = trace.state.steps()
         self._nodes = [step for step in steps if isinstance(step, Node)]
@@ -259,6 +268,21 @@ class Take:
         self.any_size: Any = None  # an `AnySize` if the take stands for calls of all sizes
         del self._result  # it holds traced numbers
 
+    def without_objects(self) -> Take:
+        """The take without what the call could see: for `with_objects`."""
+        bare = copy.copy(self)
+        bare.after = bare._before = None  # type: ignore[assignment]
+        bare._tensors, bare._drawn, bare.objects = [], [], []
+        bare.places = dict.fromkeys(self.places)  # type: ignore[assignment]
+        return bare
+
+    def with_objects(self, graph: ObjectGraph, objects: list[tuple[str, Any]]) -> Take:
+        """The take of a call that gets other objects and sees others, before it begins."""
+        other = copy.copy(self)
+        other.after, other.objects = graph, objects
+        other.places = {place: graph.value_at(place) for place in self.places}
+        return other
+
     def _flattened(self, tape: Tape) -> tuple[list[Any], Any]:
         """The leaves of what the call returned, and how they were nested."""
         # a container that the function itself keeps is one leaf: a replay returns the same one
@@ -267,7 +291,9 @@ class Take:
         leaves, structure = pytree.tree_flatten(
             self._result, is_leaf=lambda one: id(one) in whole or isinstance(one, torch.Size)
         )
-        return [without_traced(one) if type(one) is torch.Size else one for one in leaves], structure
+        return [
+            without_traced(one) if type(one) is torch.Size else one for one in leaves
+        ], structure
 
     def _outline(
         self,
@@ -592,6 +618,9 @@ class Take:
             if id(leaf) in self.made_anew:
                 given = with_article(type(leaf).__name__)
                 raise Obstacle(f"it returns {given} that it makes anew and keeps; return a copy")
+            for i, (_, given) in enumerate(self.objects):
+                if leaf is given:
+                    return Returned("object", i)
             if is_atom(leaf) or isinstance(leaf, Constant) or self.after.has(leaf):
                 return Returned("constant", leaf)
             given = with_article(type(leaf).__name__)

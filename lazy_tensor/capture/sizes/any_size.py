@@ -20,7 +20,7 @@ import torch
 
 from lazy_tensor.capture.numbers.op_numbers import explained_by
 from lazy_tensor.capture.numbers.step_counts import value_of
-from lazy_tensor.capture.outline import Outline, Returned, named
+from lazy_tensor.capture.outline import Outline, named
 from lazy_tensor.capture.sizes.size_texts import Column, SizeTexts
 from lazy_tensor.capture.sizes.sized_draw import SizedDraw, kind_of, sizes_of
 from lazy_tensor.capture.watched_object import Obstacle, is_atom, is_same
@@ -29,6 +29,7 @@ from lazy_tensor.dispatch.run.tape import Draw
 from lazy_tensor.dispatch.traced_number import Check, sizes_in
 from lazy_tensor.dispatch.traced_sizes import LEAST
 from lazy_tensor.dispatch.trie.trace import Leaf, Node, State
+from lazy_tensor.kernels.cache import Cache
 from lazy_tensor.kernels.generic import dense_strides
 from lazy_tensor.kernels.segment import ScalarRef, TensorSpec
 
@@ -43,6 +44,11 @@ BEYOND = (1.0, 1.5, 2.0)
 """How many times as large as in all recorded calls a size may grow, by the times that a recorded
 call of a larger size has done the same. Between two sizes a program rarely does anything else than
 at both. Beyond, code may decide by a size without anybody noticing it."""
+SETTLED_AFTER = 16
+"""Replays of one size before it gets a plan of its own, which costs two recorded calls, and kernels
+for what varies."""
+MOST_SIZES = 256
+"""Sizes whose replays are counted."""
 SLOWLY = 8
 """A size may grow by this part of itself, or by one, from a call to the next: as caches do."""
 
@@ -55,14 +61,17 @@ class SizedState(State):
         self._all = list(steps)
         self.n_ops = sum(isinstance(one, Node) for one in steps)
 
-    def steps(self) -> list[Node | Leaf]:
+    any_size = True
+
+    def steps(self, since: State | None = None) -> list[Node | Leaf]:
         """All steps from the root to here."""
+        assert since is None, "it is in no trie"
         return self._all
 
 
 class AnySize:
-    """Calls of all sizes that are to each other as in some calls, of which `found` are the outlines,
-    the latest last. Obstacle if these differ in more than sizes.
+    """Calls whose sizes are to each other as in some calls: `found` are the outlines of these, the
+    latest last. Obstacle if they differ in more than sizes.
 
     `outlines` are those for all sizes, the latest first. `texts` say how each number of the trace
     that changes is computed.
@@ -80,6 +89,7 @@ class AnySize:
         self._seen = [(min(column), max(column)) for column in sizes.symbols]
         self.symbols = sizes.read(found[-1].leaf_words)
         """The symbols of the call that ran last."""
+        self._n_replays: Cache[Any, int] = Cache("", MOST_SIZES)
         self._n_beyond = 0  # recorded calls that confirmed a size beyond those seen before
         self._computed: dict[str, Column] = {}  # by texts, the numbers that ops got
         self._unknown: list[tuple[Node, Column]] = []
@@ -137,6 +147,19 @@ class AnySize:
         ]
         return True
 
+    def settles(self) -> bool:
+        """Note a replay with the symbols found last. Whether these have come so often that they
+        should have a plan of their own."""
+        key = tuple(self.symbols.values())
+        n = (self._n_replays.get(key) or 0) + 1
+        self._n_replays.put(key, n)
+        return n in (SETTLED_AFTER, SETTLED_AFTER + 1)
+
+    @property
+    def varying(self) -> frozenset[int]:
+        """The slots of tensors whose sizes, or strides, vary."""
+        return frozenset(slot for slot, specs in self._specs.items() if len({*specs}) > 1)
+
     def difference(self, outline: Outline) -> str | None:
         """How a call of some size differs from these, in words; None if it doesn't."""
         try:
@@ -144,7 +167,9 @@ class AnySize:
         except Obstacle as obstacle:
             return str(obstacle)
         pairs = zip(self.texts.items(), found.texts.items(), strict=False)
-        are_alike = all(i == j and not {*texts}.isdisjoint(others) for (i, texts), (j, others) in pairs)
+        are_alike = all(
+            i == j and not {*texts}.isdisjoint(others) for (i, texts), (j, others) in pairs
+        )
         if are_alike and len(self.texts) == len(found.texts):
             return None
         return "sizes are computed in another way"
@@ -183,7 +208,7 @@ class AnySize:
         return [self._merged(steps) for steps in zip(*calls, strict=True)]
 
     def _merged(self, steps: tuple[Any, ...]) -> Node | Leaf:
-        now = steps[-1]
+        now: Node | Leaf = steps[-1]
         if any(type(one) is not type(now) or _key(one) != _key(now) for one in steps):
             what = named(now) if isinstance(now, Node) else f"a tensor {now.spec}"
             raise Obstacle(f"it has {what} where the call before had something else")
@@ -192,7 +217,9 @@ class AnySize:
             return now
         if now.facts.communicates:
             raise Obstacle("it communicates")
-        for slot, specs in zip(now.outs, zip(*[one.specs for one in steps], strict=True), strict=True):
+        for slot, specs in zip(
+            now.outs, zip(*[one.specs for one in steps], strict=True), strict=True
+        ):
             if slot is not None:
                 self._specs[slot] = specs
         self._slices += [now] if now.facts.op is SLICE else []
@@ -212,10 +239,14 @@ class AnySize:
         ]
         is_number = ScalarRef in map(type, values)
         last = found[-1]
-        if not is_number and all(is_same(one, last) if is_atom(last) else one == last for one in found):
+        if not is_number and all(
+            is_same(one, last) if is_atom(last) else one == last for one in found
+        ):
             return now
         if {*map(type, found)} not in ({int}, {float}) and not is_number:
-            raise Obstacle(f"{named(node)} gets {now!r} where the call before gave it {values[-2]!r}")
+            raise Obstacle(
+                f"{named(node)} gets {now!r} where the call before gave it {values[-2]!r}"
+            )
         return self._number(tuple(found), node)
 
     def _number(self, column: Column, node: Node) -> ScalarRef:
@@ -261,9 +292,9 @@ class AnySize:
     def _follow(self, given: list[dict[str, Any]]) -> None:
         """Note what the sizes are that the calls have read, and what Python computed from them."""
         for text in given[-1]:
-            column = tuple([one.get(text) for one in given])
-            if not sizes_in(text) or None in column:
+            if not sizes_in(text) or any(text not in one for one in given):
                 continue
+            column = tuple([one[text] for one in given])
             read = _READ.fullmatch(text)
             if read is not None:
                 self._read[int(read[1])] = self._size_text(column)
@@ -349,14 +380,21 @@ class AnySize:
             if not isinstance(step, Leaf) or len({*self._specs[step.slot]}) == 1:
                 continue
             specs = self._specs[step.slot]
-            have_gaps = {spec.stride != dense_strides(range(len(spec.size)), spec.size) for spec in specs}
+            have_gaps = {
+                spec.stride != dense_strides(range(len(spec.size)), spec.size) for spec in specs
+            }
             if len(have_gaps) > 1:
                 raise Obstacle("a tensor has gaps in memory at some sizes alone")
             if have_gaps.pop():
-                dense = zip(*[dense_strides(range(len(spec.size)), spec.size) for spec in specs], strict=True)
+                dense = zip(
+                    *[dense_strides(range(len(spec.size)), spec.size) for spec in specs],
+                    strict=True,
+                )
                 strides = zip(*[spec.stride for spec in specs], strict=True)
                 pairs = zip(dense, strides, strict=True)
-                texts = [f"{self._sure_text(a)} != {self._sure_text(b)}" for a, b in pairs if a != b]
+                texts = [
+                    f"{self._sure_text(a)} != {self._sure_text(b)}" for a, b in pairs if a != b
+                ]
                 found[f"({' or '.join(texts)})"] = None
         return found
 
@@ -373,14 +411,13 @@ class AnySize:
             meta = ANY_SIZE if varies else one.meta
             name = self._swapped(one.name) if one.kind == "computed" else one.name
             returned.append(replace(one, meta=meta, name=name))
+        checks = self._checks([Check(*check, "") for check in outline.checks])
         return replace(
             outline,
             state=self._state,
             scalars=tuple(self._scalars[i]),
             given=given,
-            checks=tuple([
-                (one.text, one.outcome) for one in self._checks(Check(*c, "") for c in outline.checks)
-            ]),
+            checks=tuple([(one.text, one.outcome) for one in checks]),
             kept=tuple([(place, self._swapped(text), kind) for place, text, kind in outline.kept]),
             returned=tuple(returned),
             draws=tuple(map(kind_of, outline.drawn)),
@@ -392,6 +429,12 @@ SLICE = torch.ops.aten.slice.Tensor
 
 
 _READ = re.compile(r"r\['(\d+)'\]")
+
+
+def fingerprint(outline: Outline) -> int:
+    """Equal for calls that may differ in sizes alone."""
+    outcomes = tuple([outcome for _, outcome in outline.checks])
+    return hash((tuple(map(_key, outline.state.steps())), outcomes, outline.reads))
 
 
 def _key(step: Node | Leaf) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """Calls of a function whose arguments differ in sizes alone, and the plans that run all of them.
 
 In: the keys of such calls, and their takes. Out: captured calls of any size, as soon as takes of
-`N_CALLS` sizes agree; the calls that settled on one size, and should have a plan of their own.
+`N_CALLS` sizes agree.
 Made and called by `replay`.
 """
 
@@ -11,20 +11,21 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from lazy_tensor.capture.arguments import Arguments
 from lazy_tensor.capture.captured_call import CapturedCall
+from lazy_tensor.capture.object_graph import ObjectGraph
 from lazy_tensor.capture.outline import Outline
-from lazy_tensor.capture.sizes.any_size import N_CALLS, AnySize
+from lazy_tensor.capture.sizes.any_size import N_CALLS, AnySize, fingerprint
 from lazy_tensor.capture.take import KEEPS_NUMBER, Take
 from lazy_tensor.capture.watched_object import Obstacle
-from lazy_tensor.kernels.cache import Cache
 
 MOST_CAPTURED = 2
 """Captured calls of any size that are kept: the program may do the same in two ways."""
-SETTLED_AFTER = 16
-"""Replays of one size by a plan for any, before it gets one of its own, with fused kernels: that
-costs two recorded calls, and kernels."""
-MOST_SIZES = 256
-"""Sizes whose replays are counted."""
+MOST_MOVES = 3
+"""Calls with the same objects at which a captured call is tried to be moved to them: that looks at
+all that the call can see."""
+MOST_OUTLINES = 8
+"""Outlines that are kept to compare with: a program may do one thing or another by turns."""
 MOST_WAITED = 1000
 """Bound on the calls recorded without a take after takes have failed."""
 
@@ -38,34 +39,60 @@ class Kin:
     def __init__(self) -> None:
         self.captured: list[CapturedCall] = []
         self.obstacle = ""
-        self._key: Any = None
+        self._words: Any = None  # of the last call's arguments
         self._varies = False
         self._leaf_words: bytes | None = None
-        self._outlines: deque[Outline] = deque(maxlen=N_CALLS - 1)
+        self._outlines: deque[tuple[int, Outline]] = deque(maxlen=MOST_OUTLINES)
         self._n_calls = 0
+        self._tried: tuple[Any, int] = ((), 0)  # objects that a call was to be moved to; how often
         self._n_failed = self._wait = 0
-        self._n_replays: Cache[Any, int] = Cache("", MOST_SIZES)
 
-    def met(self, key: Any) -> None:
-        """Note that a call with this key has to be recorded."""
-        self._varies = self._varies or self._key not in (None, key)
-        self._key = key
+    def of(self, arguments: Arguments) -> list[CapturedCall]:
+        """The captured calls for the objects among these arguments."""
+        ids = _ids(arguments.objects)
+        return [one for one in self.captured if _ids(one.objects) == ids]
+
+    def move(self, arguments: Arguments, look: Callable[[], ObjectGraph]) -> CapturedCall | None:
+        """A captured call for the objects among these arguments, made of one for others that hold
+        the same. `look` tells what the call can see."""
+        ids = _ids(arguments.objects)
+        if not (ids and self.captured) or self._tried == (ids, MOST_MOVES):
+            return None
+        n = self._tried[1] + 1 if self._tried[0] == ids else 1
+        self._tried = (ids, n)
+        try:
+            moved = self.captured[0].moved_to(look(), arguments)
+        except Exception as reason:  # what can't be looked at is recorded, and may raise there
+            self.obstacle = str(reason)
+            return None
+        self._keep(moved)
+        return moved
+
+    def _keep(self, captured: CapturedCall) -> None:
+        self.captured.insert(0, captured)
+        del self.captured[MOST_CAPTURED:]
+
+    def met(self, words: Any) -> None:
+        """Note that a call has to be recorded, whose arguments these words describe."""
+        self._varies = self._varies or self._words not in (None, words)
+        self._words = words
         self._n_calls += 1
         self._wait -= self._wait > 0
 
     def learns(self, warmup: int) -> bool:
-        """Whether a call should be recorded with a take that notes sizes, though its own are new."""
+        """Whether the next call should be recorded with a take that notes sizes."""
         return self._varies and self._n_calls > warmup and not self._wait
 
     def learn(
         self,
         taken: Take | str,
+        arguments: Arguments,
         capture: Callable[[Take, Outline], CapturedCall],
         *,
         notes_sizes: bool,
     ) -> None:
-        """Compare a take with those of other sizes, and `capture` the call if they agree. Only takes
-        that note sizes are compared."""
+        """Compare a take with those of other sizes; `capture` the call if they agree. A take that
+        notes no sizes only tells whether these vary."""
         if not isinstance(taken, Take):
             if notes_sizes:
                 self._fail(taken, is_final=taken == KEEPS_NUMBER)
@@ -73,21 +100,29 @@ class Kin:
         outline, words = taken.outline, taken.outline.leaf_words
         self._varies = self._varies or self._leaf_words not in (None, words)
         self._leaf_words = words
-        if not notes_sizes or any(one.any_size.confirm(outline) for one in self.captured):
+        if not notes_sizes:
             return
-        if any(one.leaf_words == words for one in self._outlines):
+        known = [one.any_size for one in self.of(arguments) if one.any_size is not None]
+        if any(one.confirm(outline) for one in known):
+            self._n_failed = 0
             return
-        outlines = [*self._outlines, outline]
-        self._outlines.append(outline)
+        kind = fingerprint(outline)
+        alike = [one for its_kind, one in self._outlines if its_kind == kind]
+        if any(one.leaf_words == words for one in alike):
+            if self.captured:
+                self._fail("calls of this size do something else")
+            return
+        self._outlines.append((kind, outline))
+        outlines = [*alike[1 - N_CALLS :], outline]
         if len(outlines) < N_CALLS:
             return
         try:
             any_size = AnySize(outlines)
-            self.captured.insert(0, capture(any_size.of(taken), any_size.outlines[1]))
+            captured = capture(any_size.of(taken), any_size.outlines[1])
         except (Obstacle, RuntimeError) as reason:
             self._fail(str(reason))
         else:
-            del self.captured[MOST_CAPTURED:]
+            self._keep(captured)
             self.obstacle, self._n_failed = "", 0
 
     def _fail(self, obstacle: str, *, is_final: bool = False) -> None:
@@ -95,10 +130,6 @@ class Kin:
         self._n_failed += 1
         self._wait = MOST_WAITED if is_final else min(2**self._n_failed - 2, MOST_WAITED)
 
-    def settles(self, captured: CapturedCall) -> bool:
-        """Note a replay by a plan for any size. Whether its sizes have come so often that they
-        should have a plan of their own."""
-        key = (id(captured), *captured.sizes)
-        n = (self._n_replays.get(key) or 0) + 1
-        self._n_replays.put(key, n)
-        return n in (SETTLED_AFTER, SETTLED_AFTER + 1)
+
+def _ids(objects: list[tuple[str, Any]]) -> tuple[int, ...]:
+    return tuple([id(one) for _, one in objects])

@@ -123,14 +123,16 @@ class SizeTexts:
                     yield f"({_symbol(i)} {'+-'[sign < 0]} {_symbol(j)} + {rests.pop()})"
         for n in (1, 2):
             for chosen in itertools.combinations_with_replacement(numbered, n):
-                products = [math.prod(one) for one in zip(*(self.symbols[i] for i in chosen), strict=True)]
+                products = [
+                    math.prod(one) for one in zip(*(self.symbols[i] for i in chosen), strict=True)
+                ]
                 line = _line(products, column)
                 if line is not None:
                     yield _text(Size(line[0], chosen, line[1]))
 
 
 def _line(xs: Sequence[int], ys: Sequence[int]) -> tuple[int, int] | None:
-    """The whole numbers a and b of the line a * x + b through all points; None if there are none."""
+    """The whole numbers a and b of a line a * x + b through all points; None if there is none."""
     others = [(x, y) for x, y in zip(xs, ys, strict=True) if x != xs[0]]
     if not others:
         return None

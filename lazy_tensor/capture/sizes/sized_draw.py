@@ -15,9 +15,7 @@ from lazy_tensor.dispatch.traced_number import computes
 
 def sizes_of(draw: Draw) -> tuple[int, ...]:
     """The ints that a draw depends on, in order: its sizes, and bounds of its numbers."""
-    found: list[int] = []
-    _mapped(_parts(draw), lambda n: found.append(n) or n)
-    return tuple(found)
+    return tuple(_ints(_parts(draw)))
 
 
 def kind_of(draw: Draw) -> Any:
@@ -36,8 +34,16 @@ def _without_generator(value: Any) -> Any:
     return None if hasattr(value, "get_state") else value
 
 
+def _ints(value: Any) -> Iterator[int]:
+    if isinstance(value, (tuple, list)):
+        for one in value:
+            yield from _ints(one)
+    elif type(value) is int:
+        yield value
+
+
 def _mapped(value: Any, change: Callable[[int], Any]) -> Any:
-    """A value with other ints in it, in tuples and lists too."""
+    """A value with others in place of its ints, in tuples and lists too."""
     if isinstance(value, (tuple, list)):
         return tuple([_mapped(one, change) for one in value])
     return change(value) if type(value) is int else value
