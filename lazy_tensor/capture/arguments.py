@@ -65,6 +65,11 @@ class Arguments:
         self.key = (tuple(parts), words)
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of all tensors, one after the other."""
+        return tuple([n for tensor in self.tensors if not tensor.is_nested for n in tensor.shape])
+
+    @property
     def kind(self) -> tuple[Any, ...]:
         """Equal for calls whose keys differ in sizes of tensors, and in which objects are given."""
         parts = list(self.key[0])

@@ -132,9 +132,10 @@ class CapturedCall:
         # the sizes that texts are about; of a call of any size those of the replay that runs
         self._sizes: dict[Any, int] = {str(i): n for i, n in enumerate(outline.sizes_read)}
         self._note_numbers(take, before)
+        is_moved = plan is not None
         self.plan = plan = plan or _plan_of(outline, self.any_size)
         self.cuda_graph: CudaGraph | None = None
-        if self.any_size is not None:
+        if is_moved or self.any_size is not None:
             pass  # graphs and libraries are for one size
         elif cuda_graphs:
             self.cuda_graph = CudaGraph(
@@ -177,7 +178,7 @@ class CapturedCall:
         fields |= self._results(gives_plain=gives_plain)
         self._native: Any = hits.loaded.CapturedCall(fields)
         self._words: Any = fields["words"]
-        if self.any_size is not None:
+        if self.objects:
             self._made_of = take.without_objects(), before
 
     def _later(self, method: Callable[..., Any], *args: Any) -> Callable[..., Any]:
@@ -295,8 +296,10 @@ class CapturedCall:
             put(self._holdings[name], self._holdings[name].keys[key], number)
 
     def moved_to(self, graph: ObjectGraph, arguments: Arguments) -> CapturedCall:
-        """The call of any size with other objects among its arguments, which hold the same as those
-        did: `graph` is what it can see then. Obstacle if they don't."""
+        """The call with other objects among its arguments, which hold the same as those did:
+        `graph` is what it can see then. Obstacle if they don't."""
+        if self.cuda_graph is not None:
+            raise Obstacle("a CUDA graph is for the objects that it was captured with")
         self._check_fits(graph)
         take, before = self._made_of
         moved = CapturedCall(
@@ -304,6 +307,8 @@ class CapturedCall:
             gives_plain=self._gives_plain, plan=self.plan,
         )  # fmt: skip
         moved.n_runs, moved.next_check = self.n_runs, self.next_check
+        moved.companion, moved.n_to_teach = self.companion, self.n_to_teach
+        moved.shared = self.shared
         # tensors that were one object still are, and what isn't replaced has the same sizes
         if moved._words != self._words:
             raise Obstacle("an object among its arguments holds other tensors")

@@ -145,8 +145,15 @@ class Outline:
     """The sizes of tensors that the call has read, if these were noted."""
     leaf_words: bytes = field(compare=False)
     """What describes the leaves: their sizes, and how these lie in memory."""
+    argument_sizes: tuple[int | None, ...] = field(compare=False)
+    """The sizes of the tensors among the arguments; None for one that varies."""
     drawn: tuple[Draw, ...] = field(compare=False)
     """The draws of which `draws` has the keys."""
+
+    def may_have(self, sizes: tuple[int, ...]) -> bool:
+        """Whether the tensors among the arguments may have these sizes."""
+        pairs = zip(self.argument_sizes, sizes, strict=False)
+        return len(sizes) == len(self.argument_sizes) and all(a in (None, b) for a, b in pairs)
 
     def difference(self, before: Outline, *, by_value: bool = False) -> str | None:
         """The first difference from an earlier call, in words; None if there is none.

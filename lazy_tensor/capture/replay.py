@@ -263,6 +263,10 @@ class Replay(Generic[P, R]):
         of_all: list[_Signature | Kin] = [*self._signatures.values(), *self._kin.values()]
         return [one for known in of_all for one in known.captured]
 
+    def runs_any_size(self) -> bool:
+        """Whether calls of any size can be replayed."""
+        return any(kin.captured for kin in self._kin.values())
+
     def may_improve(self) -> bool:
         """Whether nothing can be replayed yet, or a faster plan may still replace one."""
         captured = self.captured()
@@ -328,14 +332,15 @@ class Replay(Generic[P, R]):
             known.wait -= known.wait > 0
             return self.recorded(args, kwargs), None, known, False
         result, taken = self._taken(arguments, earlier=[*known.outlines], notes_sizes=notes_sizes)
+        confirmed = None
         with self._lock:
-            self._learn(known, taken, arguments, fit.change, is_quiet=kin.learns(self._warmup))
+            self._learn(known, taken, arguments, fit.change, kin)
             if not known.captured:
                 capture = partial(self._captured, arguments)
-                kin.learn(taken, arguments, capture, notes_sizes=notes_sizes)
+                confirmed = kin.learn(taken, arguments, capture, notes_sizes=notes_sizes)
             if kin.learns(self._warmup):
                 self._rest = known.wait = 0  # `Kin` says itself when it waits
-        return result, None, known, False
+        return result, confirmed, known, False
 
     def _fit(
         self,
@@ -385,11 +390,16 @@ class Replay(Generic[P, R]):
             yield of_one_size, captured
         kin = self._kin_of(arguments, key)
         of_any_size = kin.of(arguments)
-        if kin.captured and not of_any_size:
-            moved = kin.move(arguments, partial(self._look, arguments))
-            of_any_size = [] if moved is None else [moved]
         for captured in of_any_size:
             yield kin.captured, captured
+        if not (of_any_size or of_one_size):
+            moved = kin.move(arguments, partial(self._look, arguments))
+            if moved is not None and moved.any_size is not None:
+                yield kin.captured, moved
+            elif moved is not None:
+                known = known or self._new_signature(key, arguments)
+                known.captured.append(moved)
+                yield known.captured, moved
 
     def _look(self, arguments: Arguments) -> ObjectGraph:
         """What a call with these arguments can see."""
@@ -485,12 +495,11 @@ class Replay(Generic[P, R]):
         taken: Take | str,
         arguments: Arguments,
         changed: str,
-        *,
-        is_quiet: bool,
+        kin: Kin,
     ) -> None:
         """Capture the call if it did the same as an earlier take; else note what differs. `changed`
-        says why the calls captured before could not be replayed, "" if there were none. If it
-        `is_quiet`, it doesn't warn: a plan for any size may come."""
+        says why the calls captured before could not be replayed, "" if there were none. `kin` may
+        still learn to run calls of any size: then it doesn't warn."""
         obstacle: str | None = "it was recorded once" if isinstance(taken, Take) else taken
         if isinstance(taken, Take):
             for outline in known.outlines:
@@ -501,7 +510,9 @@ class Replay(Generic[P, R]):
         if obstacle is None:
             assert isinstance(taken, Take)
             try:
-                known.captured.insert(0, self._captured(arguments, taken, outline))
+                captured = self._captured(arguments, taken, outline)
+                known.captured.insert(0, captured)
+                kin.keep(captured)
             except RuntimeError as error:
                 obstacle = str(error)
             else:
@@ -515,7 +526,7 @@ class Replay(Generic[P, R]):
         known.postpone()
         if not (self.n_replayed or self._is_part):
             self._rest, known.wait = known.wait, 0
-        tells = known.n_failed >= TAKES_BEFORE_WARNING and not is_quiet
+        tells = known.n_failed >= TAKES_BEFORE_WARNING and not kin.learns(self._warmup)
         self._note_obstacle(obstacle, tells=tells)
 
     def _captured(self, arguments: Arguments, taken: Take, before: Outline) -> CapturedCall:
@@ -622,6 +633,9 @@ class Replay(Generic[P, R]):
             words.append(f"{self._fastest_recorded_s * 1e3:.2f} ms at best")
         if self._cuda_graph is not None:
             words.append(self._cuda_graph.told())
+        for told in [one.any_size.told() for one in self.captured() if one.any_size is not None]:
+            sizes = re.sub(r"\bargument (\d+)", self._parameter, told)
+            words.append(f"one plan for all sizes ({sizes})")
         if self.obstacle:
             words.append(f"recorded last because {self.obstacle}{_remedy(self.obstacle)}")
         return ", ".join(words)

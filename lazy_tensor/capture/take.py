@@ -233,6 +233,7 @@ class Take:
         self._before = before
         self._tensors = arguments.tensors
         self.objects = arguments.objects
+        self._argument_sizes = arguments.sizes
         self._result = result
         steps = trace.state.steps()
         self._nodes = [step for step in steps if isinstance(step, Node)]
@@ -326,6 +327,7 @@ class Take:
             given=tape.numbers.given,
             sizes_read=tuple(tape.numbers.sizes),
             leaf_words=self.metadata,
+            argument_sizes=self._argument_sizes,
             drawn=self.draws,
         )
 

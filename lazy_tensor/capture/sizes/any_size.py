@@ -2,36 +2,34 @@
 
 In: the outlines of some calls, recorded with sizes noted (see `traced_sizes`). Out: `AnySize`, with
 outlines that are equal for these calls: sizes that ops got are numbers of the trace, and texts are
-about the symbols of `SizeTexts`. Or the obstacle to that. Called by `replay`, for `captured_call`.
+about the symbols of `SizeTexts`. Or the obstacle to that. Called by `kin`, for `captured_call`.
 
 What a call did because of a size is a condition: a comparison, whatever Python did with a size that
-no text follows, and each size that came out the same though it was computed from one that changed.
+no text follows, and each number that came out the same though it was computed from sizes that
+changed.
 """
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from lazy_tensor.capture.numbers.op_numbers import explained_by
-from lazy_tensor.capture.numbers.step_counts import value_of
 from lazy_tensor.capture.outline import Outline, named
+from lazy_tensor.capture.sizes.merged_steps import MergedSteps, SizedState
+from lazy_tensor.capture.sizes.size_conditions import conditions_of
 from lazy_tensor.capture.sizes.size_texts import Column, SizeTexts
 from lazy_tensor.capture.sizes.sized_draw import SizedDraw, kind_of, sizes_of
-from lazy_tensor.capture.watched_object import Obstacle, is_atom, is_same
+from lazy_tensor.capture.watched_object import Obstacle, is_same
 from lazy_tensor.dispatch.run.aside import Aside
 from lazy_tensor.dispatch.run.tape import Draw
-from lazy_tensor.dispatch.traced_number import Check, sizes_in
-from lazy_tensor.dispatch.traced_sizes import LEAST
-from lazy_tensor.dispatch.trie.trace import Leaf, Node, State
+from lazy_tensor.dispatch.traced_number import Check, computes, sizes_in
+from lazy_tensor.dispatch.trie.trace import Leaf
 from lazy_tensor.kernels.cache import Cache
-from lazy_tensor.kernels.generic import dense_strides
-from lazy_tensor.kernels.segment import ScalarRef, TensorSpec
 
 if TYPE_CHECKING:
     from lazy_tensor.capture.take import Take
@@ -41,111 +39,113 @@ ANY_SIZE: Any = ("of the size that the data has",)
 N_CALLS = 3
 """Calls that are compared: two points fit a line, the third confirms it."""
 BEYOND = (1.0, 1.5, 2.0)
-"""How many times as large as in all recorded calls a size may grow, by the times that a recorded
-call of a larger size has done the same. Between two sizes a program rarely does anything else than
-at both. Beyond, code may decide by a size without anybody noticing it."""
+"""How many times as large as in all recorded calls a size may be that grows slowly, as caches do,
+by the times that a recorded call of a larger size has done the same. Between two sizes a program
+rarely does anything else than at both. Beyond, code may decide by a size unnoticed."""
+SLOWLY = 8
+"""A size grows slowly if it grows by this part of itself, or by one, from a call to the next."""
 SETTLED_AFTER = 16
 """Replays of one size before it gets a plan of its own, which costs two recorded calls, and kernels
 for what varies."""
 MOST_SIZES = 256
 """Sizes whose replays are counted."""
-SLOWLY = 8
-"""A size may grow by this part of itself, or by one, from a call to the next: as caches do."""
-
-
-class SizedState(State):
-    """A state beside the trie, whose steps get sizes as numbers."""
-
-    def __init__(self, steps: Sequence[Node | Leaf]) -> None:
-        super().__init__(None, (), None)
-        self._all = list(steps)
-        self.n_ops = sum(isinstance(one, Node) for one in steps)
-
-    any_size = True
-
-    def steps(self, since: State | None = None) -> list[Node | Leaf]:
-        """All steps from the root to here."""
-        assert since is None, "it is in no trie"
-        return self._all
 
 
 class AnySize:
     """Calls whose sizes are to each other as in some calls: `found` are the outlines of these, the
     latest last. Obstacle if they differ in more than sizes.
 
-    `outlines` are those for all sizes, the latest first. `texts` say how each number of the trace
-    that changes is computed.
+    `outlines` are those for all sizes, the latest first.
     """
 
     def __init__(self, found: Sequence[Outline]) -> None:
         self._sizes = sizes = SizeTexts([one.leaf_words for one in found])
+        self.symbols = sizes.read(found[0].leaf_words)
+        """The symbols of the call that ran last."""
+        self._n_grown = dict.fromkeys(self.symbols, 0)  # calls in a row at which each grew slowly
+        for one in found[1:]:
+            self._note(sizes.read(one.leaf_words))
+        self._seen = [(min(column), max(column)) for column in sizes.symbols]
+        self._n_beyond = 0  # recorded calls that confirmed a size beyond those seen before
+        self._n_replays: Cache[Any, int] = Cache("", MOST_SIZES)
         if len({len(one.sizes_read) for one in found}) != 1:
             raise Obstacle("it reads other sizes for each size")
         self._read: list[str | None] = [None] * len(found[0].sizes_read)
         self._by_python: dict[Column, str] = {}  # texts of what Python computed from sizes
         self._follow([one.given for one in found])
-        self._scalars: list[list[complex]] = [[] for _ in found]
-        self._found_in = found
-        self._seen = [(min(column), max(column)) for column in sizes.symbols]
-        self.symbols = sizes.read(found[-1].leaf_words)
-        """The symbols of the call that ran last."""
-        self._n_replays: Cache[Any, int] = Cache("", MOST_SIZES)
-        self._n_beyond = 0  # recorded calls that confirmed a size beyond those seen before
-        self._computed: dict[str, Column] = {}  # by texts, the numbers that ops got
-        self._unknown: list[tuple[Node, Column]] = []
-        self._specs: dict[int, tuple[TensorSpec, ...]] = {}  # by slot, in each of the calls
-        self._slices: list[Node] = []
-        self._steps = self._merged_steps([one.state.steps() for one in found])
-        self._state = SizedState(self._steps)
+        self._steps = MergedSteps(found)
+        self._state = SizedState(self._steps.steps)
+        changing = [column for column in self._steps.columns if len({*map(repr, column)}) > 1]
+        columns = {self._text_of(column): column for column in changing}
+        self._computed = {text: column for text, column in columns.items() if text is not None}
         given = [self._given(one, i) for i, one in enumerate(found)]
-        explained = explained_by(given[-1], *reversed(given[:-1]))
-        self.texts: dict[int, list[str]] = {}
-        for i, column in enumerate(zip(*reversed(self._scalars), strict=True)):
-            if len({*map(repr, column)}) > 1:
-                self.texts[i] = explained.get(tuple(map(repr, column)), [])
-        for node, column in self._unknown:
-            if tuple(map(repr, reversed(column))) not in explained:
-                then, now = column[-2:]
-                raise Obstacle(f"{named(node)} gets {now!r} where the call before gave it {then!r}")
+        self._explained = self._explain(given)
         self._draws = self._sized_draws([one.drawn for one in found])
         self._conditions = self._all_conditions(given)
-        metas = list(zip(*[one.returned for one in found], strict=False))
-        self.outlines = [self._outline(one, i, given[i], metas) for i, one in enumerate(found)]
+        self._compared: list[Check] = []  # what Python did with sizes
+        sizes_given = zip(*[one.argument_sizes for one in found], strict=True)
+        self._argument_sizes = tuple([n[0] if len({*n}) == 1 else None for n in sizes_given])
+        metas = zip(*[[one.meta for one in outline.returned] for outline in found], strict=False)
+        self._are_fixed = [all(one == alike[0] for one in alike) for alike in metas]
+        numbers = (
+            zip(*self._steps.columns, strict=True) if self._steps.columns else [()] * len(found)
+        )
+        self.outlines = [self._outline(*one) for one in zip(found, numbers, given, strict=True)]
         self.outlines.reverse()
         for one in self.outlines[1:]:
             difference = self.outlines[0].difference(one)
             if difference is not None:
                 raise Obstacle(difference)
 
+    @property
+    def varying(self) -> frozenset[int]:
+        """The slots of tensors whose sizes, or strides, vary."""
+        return self._steps.varying
+
+    def told(self) -> str:
+        """Which sizes vary, between which bounds, and what Python found when it compared them."""
+        names = self._names()
+        told = [f"{n} from {a} to {b}" for n, (a, b) in zip(names, self._seen, strict=True)]
+        for check in self._compared:
+            text = check.text
+            for k, name in enumerate(names):
+                text = text.replace(f"r['s{k}']", name)
+            told.append(f"{text} is {check.outcome} at {check.where}")
+        return "; ".join(told)
+
+    def _names(self) -> list[str]:
+        """What the symbols are: sizes of arguments, or of tensors elsewhere."""
+        found: dict[int, str] = {}
+        at = 0
+        leaves = [one for one in self._steps.steps if isinstance(one, Leaf)]
+        for leaf, source in zip(leaves, self.outlines[0].sources, strict=True):
+            name = str(source.name[0]) if source.kind == "place" else source.kind
+            if source.kind == "argument":
+                name = f"argument {source.name + 1}"
+            n_dims = len(leaf.spec.size)
+            found |= {at + 1 + i: f"{name}.shape[{i}]" for i in range(n_dims)}
+            at += 1 if source.kind == "draw" else 3 + 2 * n_dims  # see `hits.leaf_words`
+        return [found.get(i, "a stride") for i in self._sizes.places]
+
     def read(self, words: bytes) -> dict[Any, int]:
         """The symbols in a call whose leaves these words describe; Obstacle if it may differ."""
         symbols = self._sizes.read(words)
+        self._note(symbols)
         beyond = BEYOND[min(self._n_beyond, len(BEYOND) - 1)]
-        for name, (least, most) in zip(symbols, self._seen, strict=True):
-            n, before = symbols[name], self.symbols[name]
-            grows = n - before <= max(1, before // SLOWLY) and n <= most * beyond
-            if n < least or (n > most and not grows):
+        for (name, n), (least, most) in zip(symbols.items(), self._seen, strict=True):
+            may_grow = n <= most * beyond and self._n_grown[name] >= N_CALLS
+            if n < least or (n > most and not may_grow):
                 raise Obstacle("a size is beyond those of recorded calls")
-        self.symbols = symbols
         return symbols
 
-    def confirm(self, outline: Outline) -> bool:
-        """Whether a recorded call is of these. If it is, its sizes are among those seen."""
-        try:
-            symbols = self._sizes.read(outline.leaf_words)
-        except Obstacle:
-            return False
-        if self.difference(outline) is not None:
-            return False
-        self._n_beyond += any(
-            n > most for n, (_, most) in zip(symbols.values(), self._seen, strict=True)
-        )
+    def _note(self, symbols: dict[Any, int]) -> None:
+        """Note what a call's symbols are, and whether they grow slowly."""
+        for name, n in symbols.items():
+            before = self.symbols[name]
+            if n != before:
+                is_slow = before < n <= before + max(1, before // SLOWLY)
+                self._n_grown[name] = self._n_grown[name] + 1 if is_slow else 0
         self.symbols = symbols
-        self._seen = [
-            (min(least, n), max(most, n))
-            for n, (least, most) in zip(symbols.values(), self._seen, strict=True)
-        ]
-        return True
 
     def settles(self) -> bool:
         """Note a replay with the symbols found last. Whether these have come so often that they
@@ -155,29 +155,48 @@ class AnySize:
         self._n_replays.put(key, n)
         return n in (SETTLED_AFTER, SETTLED_AFTER + 1)
 
-    @property
-    def varying(self) -> frozenset[int]:
-        """The slots of tensors whose sizes, or strides, vary."""
-        return frozenset(slot for slot, specs in self._specs.items() if len({*specs}) > 1)
+    def confirm(self, outline: Outline) -> bool:
+        """Whether a recorded call is of these. If it is, its sizes are among those seen."""
+        if self.difference(outline) is not None:
+            return False
+        symbols = self._sizes.read(outline.leaf_words)
+        pairs = list(zip(symbols.values(), self._seen, strict=True))
+        self._n_beyond += any(n > most for n, (_, most) in pairs)
+        self._seen = [(min(least, n), max(most, n)) for n, (least, most) in pairs]
+        return True
 
     def difference(self, outline: Outline) -> str | None:
         """How a call of some size differs from these, in words; None if it doesn't."""
         try:
-            found = AnySize([*self._found_in, outline])
-        except Obstacle as obstacle:
-            return str(obstacle)
-        pairs = zip(self.texts.items(), found.texts.items(), strict=False)
-        are_alike = all(
-            i == j and not {*texts}.isdisjoint(others) for (i, texts), (j, others) in pairs
-        )
-        if are_alike and len(self.texts) == len(found.texts):
-            return None
-        return "sizes are computed in another way"
+            symbols = self._sizes.read(outline.leaf_words)
+            values = {text: compute(symbols) for text, compute in self._to_compute.items()}
+            given = self._given(outline) | values
+            steps = MergedSteps([self.outlines[0], outline], is_known=True)
+            numbers = [now for _, now in steps.columns]
+            return (
+                self._wrong_number(steps, given)
+                or self._wrong_size(outline.sizes_read, symbols)
+                or self.outlines[0].difference(self._outline(outline, numbers, given))
+            )
+        except (Obstacle, ArithmeticError, ValueError) as reason:
+            return str(reason)
 
-    @property
-    def conditions(self) -> list[str]:
-        """What has to be true of the symbols, as texts."""
-        return [one.text for one in self._conditions if one.outcome is not None]
+    def _wrong_number(self, steps: MergedSteps, given: dict[str, Any]) -> str | None:
+        """The first number that an op got and that is another one than the texts say."""
+        explained = explained_by(given)
+        for i, (node, (then, now)) in enumerate(zip(steps.nodes, steps.columns, strict=True)):
+            is_known = i < len(self._explained) and self._steps.nodes[i].outs == node.outs
+            texts = self._explained[i] if is_known else []
+            if not is_known or (texts and {*texts}.isdisjoint(explained.get((repr(now),), ()))):
+                return f"{named(node)} gets {now!r} where a call before gave it {then!r}"
+        return None
+
+    def _wrong_size(self, read: Sequence[int], symbols: dict[Any, int]) -> str | None:
+        """The first size that Python reads and that is another one than its text says."""
+        for text, size in zip(self._read, read, strict=True):
+            if text is not None and computes(text)(symbols) != size:
+                return f"it reads a size of {size} where {text} was"
+        return None
 
     def of(self, take: Take) -> Take:
         """The take of the latest of the calls, for all sizes."""
@@ -185,12 +204,13 @@ class AnySize:
         sized.outline, sized.any_size = self.outlines[0], self
         sized.draws = self._draws
         numbers = sized.numbers = copy.copy(take.numbers)
-        numbers.checks = [*self._checks(take.numbers.checks), *self._conditions]
+        checks = self._checks(take.numbers.checks)
+        self._compared = [one for one in checks if sizes_in(one.text) and one.outcome is not None]
+        numbers.checks = [*checks, *self._conditions]
         numbers.kept = {
             i: (place, self._swapped(text), kind) for i, (place, text, kind) in numbers.kept.items()
         }
-        asides = {id(read): self._aside(read.aside) for read in numbers.reads}
-        anew = {id(one): replace(one, aside=asides[id(one)]) for one in take.numbers.reads}
+        anew = {id(read): replace(read, aside=self._aside(read.aside)) for read in numbers.reads}
         numbers.reads = [anew[id(one)] for one in take.numbers.reads]
         numbers.deciding = [anew[id(one)] for one in take.numbers.deciding]
         numbers.returned = {i: anew[id(one)] for i, one in take.numbers.returned.items()}
@@ -198,94 +218,7 @@ class AnySize:
 
     def _aside(self, aside: Aside) -> Aside:
         n_steps = len(aside.state.steps())
-        return Aside(SizedState(self._steps[:n_steps]), *aside.slots)
-
-    # Steps, with numbers in place of sizes
-
-    def _merged_steps(self, calls: list[Any]) -> list[Node | Leaf]:
-        if len({*map(len, calls)}) != 1:
-            raise Obstacle(f"it has {len(calls[-1])} steps, and {len(calls[-2])} for another size")
-        return [self._merged(steps) for steps in zip(*calls, strict=True)]
-
-    def _merged(self, steps: tuple[Any, ...]) -> Node | Leaf:
-        now: Node | Leaf = steps[-1]
-        if any(type(one) is not type(now) or _key(one) != _key(now) for one in steps):
-            what = named(now) if isinstance(now, Node) else f"a tensor {now.spec}"
-            raise Obstacle(f"it has {what} where the call before had something else")
-        if isinstance(now, Leaf):
-            self._specs[now.slot] = tuple([one.spec for one in steps])
-            return now
-        if now.facts.communicates:
-            raise Obstacle("it communicates")
-        for slot, specs in zip(
-            now.outs, zip(*[one.specs for one in steps], strict=True), strict=True
-        ):
-            if slot is not None:
-                self._specs[slot] = specs
-        self._slices += [now] if now.facts.op is SLICE else []
-        args = self._argument(tuple([one.args for one in steps]), now)
-        kwargs = self._argument(tuple([one.kwargs for one in steps]), now)
-        return replace(now, args=args, kwargs=kwargs)
-
-    def _argument(self, values: tuple[Any, ...], node: Node) -> Any:
-        """An argument that the calls gave to an op, with numbers of the trace for sizes."""
-        now = values[-1]
-        if type(now) is tuple:
-            if any(type(one) is not tuple or len(one) != len(now) for one in values):
-                raise Obstacle(f"{named(node)} gets lists of other lengths")
-            return tuple([self._argument(items, node) for items in zip(*values, strict=True)])
-        found = [
-            value_of(value, one.scalars) for value, one in zip(values, self._found_in, strict=True)
-        ]
-        is_number = ScalarRef in map(type, values)
-        last = found[-1]
-        if not is_number and all(
-            is_same(one, last) if is_atom(last) else one == last for one in found
-        ):
-            return now
-        if {*map(type, found)} not in ({int}, {float}) and not is_number:
-            raise Obstacle(
-                f"{named(node)} gets {now!r} where the call before gave it {values[-2]!r}"
-            )
-        return self._number(tuple(found), node)
-
-    def _number(self, column: Column, node: Node) -> ScalarRef:
-        """A number of the trace for one that an op got."""
-        for scalars, number in zip(self._scalars, column, strict=True):
-            scalars.append(number)
-        if len({*map(repr, column)}) > 1:
-            self._unknown.append((node, column))
-            text = self._text_of(column)
-            if text is not None:
-                self._computed[text] = column
-        return ScalarRef(len(self._scalars[0]) - 1)
-
-    def _text_of(self, column: tuple[Any, ...]) -> str | None:
-        """A text of the symbols for a number: a size, or one divided by a size."""
-        if {*map(type, column)} == {int}:
-            return self._size_text(column)
-        if {*map(type, column)} != {float} or not all(column):
-            return None
-        inverse = tuple([round(1 / one) for one in column])
-        for form, whole in (("float({})", tuple(map(round, column))), ("(1 / {})", inverse)):
-            values = whole if form.startswith("float") else [1 / one if one else 0 for one in whole]
-            if all(one == value for one, value in zip(column, values, strict=True)):
-                text = self._size_text(whole)
-                return None if text is None else form.format(text)
-        return None
-
-    def _sized_draws(self, of_calls: list[tuple[Draw, ...]]) -> tuple[Draw, ...]:
-        """The draws, for all sizes."""
-        if len({tuple(map(kind_of, draws)) for draws in of_calls}) != 1:
-            raise Obstacle("it draws other random numbers for each size")
-        made = []
-        for alike in zip(*of_calls, strict=True):
-            columns = zip(*map(sizes_of, alike), strict=True)
-            texts = [self._size_text(column) for column in columns]
-            if None in texts:
-                raise Obstacle(f"what {alike[-1].op} draws has a size that follows from no other")
-            made.append(SizedDraw(alike[-1], [text or "" for text in texts], lambda: self.symbols))
-        return tuple(made)
+        return Aside(SizedState(self._steps.steps[:n_steps]), *aside.slots)
 
     # Texts, about symbols in place of the sizes that were read
 
@@ -305,10 +238,6 @@ class AnySize:
         """Whether all sizes that a text is about follow from symbols."""
         return all(self._read[int(k)] is not None for k in _READ.findall(text))
 
-    def _size_text(self, column: Column) -> str | None:
-        """A text of the symbols for a size."""
-        return self._sizes.text_of(column) or self._by_python.get(column)
-
     def _swapped(self, text: str) -> str:
         """A text about symbols. Obstacle if a size that it is about follows from no symbols."""
         return _READ.sub(self._text_read, text)
@@ -319,6 +248,55 @@ class AnySize:
             raise Obstacle("it computes with a size that follows from no other")
         return text
 
+    def _size_text(self, column: Column) -> str | None:
+        """A text of the symbols for a size; None if there is none."""
+        return self._sizes.text_of(column) or self._by_python.get(column)
+
+    def _sure_text(self, column: Column) -> str:
+        """The same; Obstacle if there is none."""
+        text = self._size_text(column)
+        if text is None:
+            raise Obstacle(f"a size of {column[-1]} follows from no other")
+        return text
+
+    def _text_of(self, column: tuple[Any, ...]) -> str | None:
+        """A text of the symbols for a number: a size, or one divided by a size."""
+        kinds = {*map(type, column)}
+        if kinds == {int}:
+            return self._size_text(column)
+        if kinds == {float}:
+            with suppress(ArithmeticError, ValueError):  # nan, inf or zero
+                for form, compute in _OF_SIZES.items():
+                    whole = tuple([round(compute(one)) for one in column])
+                    text = self._size_text(whole)
+                    if text is not None and list(column) == [compute(n) for n in whole]:
+                        return form % text
+        return None
+
+    def _given(self, outline: Outline, i: int | None = None) -> dict[str, Any]:
+        """The numbers that ops may have got, by texts about symbols; with those that follow from
+        sizes in the `i`-th call."""
+        given = {}
+        for text, value in outline.given.items():
+            if self._is_known(text):
+                swapped = self._swapped(text)
+                if swapped == text or sizes_in(swapped):
+                    given[swapped] = value
+        return given | ({} if i is None else {text: c[i] for text, c in self._computed.items()})
+
+    def _explain(self, given: list[dict[str, Any]]) -> list[list[str]]:
+        """For each number of the trace the texts that compute it; none if it is the same in all
+        calls. Obstacle if one changes and no text tells how."""
+        explained, found = explained_by(*given), []
+        for node, column in zip(self._steps.nodes, self._steps.columns, strict=True):
+            values = tuple(map(repr, column))
+            if len({*values}) > 1 and values not in explained:
+                then, now = column[-2:]
+                raise Obstacle(f"{named(node)} gets {now!r} where the call before gave it {then!r}")
+            found.append(explained[values] if len({*values}) > 1 else [])
+        self._to_compute = {text: computes(text) for text in self._computed}
+        return found
+
     def _checks(self, checks: Iterable[Check]) -> list[Check]:
         """Checks of the symbols, without those that hold for all."""
         found = {}
@@ -328,125 +306,57 @@ class AnySize:
                 found[text] = check._replace(text=text)
         return list(found.values())
 
-    def _given(self, outline: Outline, i: int) -> dict[str, Any]:
-        """The numbers that ops may have got, by texts about symbols."""
-        given = {}
-        for text, value in outline.given.items():
-            if self._is_known(text):
-                swapped = self._swapped(text)
-                if swapped == text or sizes_in(swapped):
-                    given[swapped] = value
-        return given | {text: column[i] for text, column in self._computed.items()}
-
     def _all_conditions(self, given: list[dict[str, Any]]) -> list[Check]:
-        """What must be true of the symbols besides what the call has compared."""
-        texts: dict[str, None] = {}
-        for text, value in given[-1].items():
-            if sizes_in(text) and all(text in one and is_same(one[text], value) for one in given):
-                texts[f"repr({text}) == {repr(value)!r}"] = None
-        for specs in self._specs.values():
-            for column in zip(*[spec.size for spec in specs], strict=True):
-                if len({*column}) > 1:
-                    if min(column) < LEAST:
-                        raise Obstacle("sizes of 0 and 1 need plans of their own")
-                    texts[f"{self._sure_text(column)} >= {LEAST}"] = None
-        texts |= self._parts_of_slices() | self._gaps() | self._sizes.conditions
-        return [Check(f"({' and '.join(texts)})", True, "")] if texts else []
+        """What must be true of the symbols besides what the call has compared, as one check."""
+        texts = [
+            f"repr({text}) == {repr(value)!r}"
+            for text, value in given[-1].items()
+            if sizes_in(text) and all(text in one and is_same(one[text], value) for one in given)
+        ]
+        texts += conditions_of(self._steps, self._sure_text)
+        texts += self._sizes.conditions
+        return [Check(f"({' and '.join(dict.fromkeys(texts))})", True, "")] if texts else []
 
-    def _sure_text(self, column: Column) -> str:
-        """A text for a size; Obstacle if there is none."""
-        text = self._size_text(column)
-        if text is None:
-            raise Obstacle(f"a size of {column[-1]} follows from no other")
-        return text
+    # Draws and outlines, for all sizes
 
-    def _parts_of_slices(self) -> dict[str, None]:
-        """Conditions by which a part of a tensor isn't all of it: Python's `x[:n]` makes no slice
-        then."""
-        found: dict[str, None] = {}
-        for node in self._slices:
-            of_base, of_part = self._specs[node.reads[0]], self._specs[node.makes[0]]
-            for sizes in zip(*[one.size for one in (*of_base, *of_part)], strict=True):
-                base, part = sizes[: len(of_base)], sizes[len(of_base) :]
-                if base != part and all(a > b for a, b in zip(base, part, strict=True)):
-                    found[f"{self._sure_text(base)} > {self._sure_text(part)}"] = None
-        return found
-
-    def _gaps(self) -> dict[str, None]:
-        """Conditions by which what has gaps in memory keeps them: without, `contiguous()` makes no
-        copy."""
-        found: dict[str, None] = {}
-        for step in self._steps:
-            if not isinstance(step, Leaf) or len({*self._specs[step.slot]}) == 1:
-                continue
-            specs = self._specs[step.slot]
-            have_gaps = {
-                spec.stride != dense_strides(range(len(spec.size)), spec.size) for spec in specs
-            }
-            if len(have_gaps) > 1:
-                raise Obstacle("a tensor has gaps in memory at some sizes alone")
-            if have_gaps.pop():
-                dense = zip(
-                    *[dense_strides(range(len(spec.size)), spec.size) for spec in specs],
-                    strict=True,
-                )
-                strides = zip(*[spec.stride for spec in specs], strict=True)
-                pairs = zip(dense, strides, strict=True)
-                texts = [
-                    f"{self._sure_text(a)} != {self._sure_text(b)}" for a, b in pairs if a != b
-                ]
-                found[f"({' or '.join(texts)})"] = None
-        return found
-
-    # Outlines
+    def _sized_draws(self, of_calls: list[tuple[Draw, ...]]) -> tuple[Draw, ...]:
+        if len({tuple(map(kind_of, draws)) for draws in of_calls}) != 1:
+            raise Obstacle("it draws other random numbers for each size")
+        made = []
+        for alike in zip(*of_calls, strict=True):
+            texts = [self._sure_text(sizes) for sizes in zip(*map(sizes_of, alike), strict=True)]
+            made.append(SizedDraw(alike[-1], texts, lambda: self.symbols))
+        return tuple(made)
 
     def _outline(
-        self, outline: Outline, i: int, given: dict[str, Any], metas: list[Any]
+        self, outline: Outline, numbers: Sequence[complex], given: dict[str, Any]
     ) -> Outline:
-        returned = []
-        for one, alike in zip(outline.returned, metas, strict=True):
-            if one.layout is not None:
-                raise Obstacle("it returns a sharded tensor")
-            varies = any(other.meta != one.meta for other in alike)
-            meta = ANY_SIZE if varies else one.meta
-            name = self._swapped(one.name) if one.kind == "computed" else one.name
-            returned.append(replace(one, meta=meta, name=name))
+        """The outline of a call, with these numbers of the trace, and those `given` to ops."""
+        if any(one.layout is not None for one in outline.returned):
+            raise Obstacle("it returns a sharded tensor")
+        returned = [
+            replace(
+                one,
+                meta=one.meta if is_fixed else ANY_SIZE,
+                name=self._swapped(one.name) if one.kind == "computed" else one.name,
+            )
+            for one, is_fixed in zip(outline.returned, self._are_fixed, strict=False)
+        ]
         checks = self._checks([Check(*check, "") for check in outline.checks])
         return replace(
             outline,
             state=self._state,
-            scalars=tuple(self._scalars[i]),
+            scalars=tuple(numbers),
             given=given,
             checks=tuple([(one.text, one.outcome) for one in checks]),
             kept=tuple([(place, self._swapped(text), kind) for place, text, kind in outline.kept]),
-            returned=tuple(returned),
+            returned=(*returned, *outline.returned[len(returned) :]),
             draws=tuple(map(kind_of, outline.drawn)),
+            argument_sizes=self._argument_sizes,
             sizes_read=(),
-        )  # fmt: skip
-
-
-SLICE = torch.ops.aten.slice.Tensor
+        )
 
 
 _READ = re.compile(r"r\['(\d+)'\]")
-
-
-def fingerprint(outline: Outline) -> int:
-    """Equal for calls that may differ in sizes alone."""
-    outcomes = tuple([outcome for _, outcome in outline.checks])
-    return hash((tuple(map(_key, outline.state.steps())), outcomes, outline.reads))
-
-
-def _key(step: Node | Leaf) -> tuple[Any, ...]:
-    """What a step must have in common with those of other calls."""
-    if isinstance(step, Leaf):
-        return (step.slot, step.shares, *_kind(step.spec))
-    node = step
-    return (
-        node.facts.op, node.outs, node.is_single, node.writes, node.view_of, node.in_backward,
-        node.after, *map(_kind, node.specs),
-    )  # fmt: skip
-
-
-def _kind(spec: TensorSpec | None) -> tuple[Any, ...]:
-    return () if spec is None else (spec.dtype, spec.device, len(spec.size))
+_OF_SIZES: dict[str, Callable[[float], float]] = {"float(%s)": float, "(1 / %s)": lambda n: 1 / n}
+"""Floats that ops compute from sizes, as a mean's gradient does, and the size from the float."""

@@ -15,12 +15,13 @@ from lazy_tensor.capture.arguments import Arguments
 from lazy_tensor.capture.captured_call import CapturedCall
 from lazy_tensor.capture.object_graph import ObjectGraph
 from lazy_tensor.capture.outline import Outline
-from lazy_tensor.capture.sizes.any_size import N_CALLS, AnySize, fingerprint
+from lazy_tensor.capture.sizes.any_size import N_CALLS, AnySize
+from lazy_tensor.capture.sizes.merged_steps import fingerprint
 from lazy_tensor.capture.take import KEEPS_NUMBER, Take
 from lazy_tensor.capture.watched_object import Obstacle
 
-MOST_CAPTURED = 2
-"""Captured calls of any size that are kept: the program may do the same in two ways."""
+MOST_CAPTURED = 4
+"""Captured calls that are kept: of any size in several ways, or for several objects."""
 MOST_MOVES = 3
 """Calls with the same objects at which a captured call is tried to be moved to them: that looks at
 all that the call can see."""
@@ -31,13 +32,15 @@ MOST_WAITED = 1000
 
 
 class Kin:
-    """What is known of the calls of one kind. `captured` are tried in this order.
+    """What is known of the calls of one kind. `captured` are those of any size, to be tried in this
+    order.
 
     `obstacle` says what keeps a plan from running calls of any size, "" if nothing does.
     """
 
     def __init__(self) -> None:
         self.captured: list[CapturedCall] = []
+        self._movable: list[CapturedCall] = []  # those with objects among their arguments
         self.obstacle = ""
         self._words: Any = None  # of the last call's arguments
         self._varies = False
@@ -55,22 +58,34 @@ class Kin:
     def move(self, arguments: Arguments, look: Callable[[], ObjectGraph]) -> CapturedCall | None:
         """A captured call for the objects among these arguments, made of one for others that hold
         the same. `look` tells what the call can see."""
-        ids = _ids(arguments.objects)
-        if not (ids and self.captured) or self._tried == (ids, MOST_MOVES):
+        ids, sizes = _ids(arguments.objects), arguments.sizes
+        known = [one for one in self._movable if one.outline.may_have(sizes)]
+        if not (ids and known) or self._tried == (ids, MOST_MOVES):
             return None
         n = self._tried[1] + 1 if self._tried[0] == ids else 1
         self._tried = (ids, n)
         try:
-            moved = self.captured[0].moved_to(look(), arguments)
-        except Exception as reason:  # what can't be looked at is recorded, and may raise there
-            self.obstacle = str(reason)
+            graph = look()
+        except Exception:  # the call is recorded, and may raise there
             return None
-        self._keep(moved)
-        return moved
+        for captured in known:
+            try:
+                moved = captured.moved_to(graph, arguments)
+            except Obstacle as reason:
+                self.obstacle = str(reason)
+            else:
+                self._movable.remove(captured)
+                self.keep(moved)
+                return moved
+        return None
 
-    def _keep(self, captured: CapturedCall) -> None:
-        self.captured.insert(0, captured)
-        del self.captured[MOST_CAPTURED:]
+    def keep(self, captured: CapturedCall) -> None:
+        """Keep a captured call: to move it to other objects, and to run it if it is of any size."""
+        kept = [self._movable] if captured.objects else []
+        kept += [self.captured] if captured.any_size is not None else []
+        for calls in kept:
+            calls.insert(0, captured)
+            del calls[MOST_CAPTURED:]
 
     def met(self, words: Any) -> None:
         """Note that a call has to be recorded, whose arguments these words describe."""
@@ -90,40 +105,44 @@ class Kin:
         capture: Callable[[Take, Outline], CapturedCall],
         *,
         notes_sizes: bool,
-    ) -> None:
+    ) -> CapturedCall | None:
         """Compare a take with those of other sizes; `capture` the call if they agree. A take that
-        notes no sizes only tells whether these vary."""
+        notes no sizes only tells whether these vary.
+
+        Returns the captured call that does the same, if that was known before.
+        """
         if not isinstance(taken, Take):
             if notes_sizes:
                 self._fail(taken, is_final=taken == KEEPS_NUMBER)
-            return
+            return None
         outline, words = taken.outline, taken.outline.leaf_words
         self._varies = self._varies or self._leaf_words not in (None, words)
         self._leaf_words = words
         if not notes_sizes:
-            return
-        known = [one.any_size for one in self.of(arguments) if one.any_size is not None]
-        if any(one.confirm(outline) for one in known):
-            self._n_failed = 0
-            return
+            return None
+        for captured in self.of(arguments):
+            if captured.any_size is not None and captured.any_size.confirm(outline):
+                self._n_failed = 0
+                return captured
         kind = fingerprint(outline)
         alike = [one for its_kind, one in self._outlines if its_kind == kind]
         if any(one.leaf_words == words for one in alike):
             if self.captured:
                 self._fail("calls of this size do something else")
-            return
+            return None
         self._outlines.append((kind, outline))
         outlines = [*alike[1 - N_CALLS :], outline]
         if len(outlines) < N_CALLS:
-            return
+            return None
         try:
             any_size = AnySize(outlines)
             captured = capture(any_size.of(taken), any_size.outlines[1])
         except (Obstacle, RuntimeError) as reason:
             self._fail(str(reason))
         else:
-            self._keep(captured)
+            self.keep(captured)
             self.obstacle, self._n_failed = "", 0
+        return None
 
     def _fail(self, obstacle: str, *, is_final: bool = False) -> None:
         self.obstacle = obstacle

@@ -46,21 +46,22 @@ class SizeTexts:
         self._texts: dict[Column, str | None] = {}
         columns = {i: one for i, one in enumerate(zip(*rows, strict=True)) if len({*one}) > 1}
         found: dict[int, str] = {}
-        self._read: list[int] = []  # where the words have the symbols
+        self.places: list[int] = []
+        """Where the words have the symbols."""
         for i, column in columns.items():
             text = self.text_of(column)
             if text is None:
                 if min(column) < LEAST or len(self.symbols) == MOST_SYMBOLS:
                     raise Obstacle("sizes of 0 and 1 need plans of their own")
                 text = _symbol(len(self.symbols))
-                self._read.append(i)
+                self.places.append(i)
                 self.symbols.append(column)
                 self._texts.clear()
             found[i] = text
         if not self.symbols:
             raise Obstacle("it reads the same sizes each time")
-        # where the other words are, and all of them with zeros there
-        self._places = list(found)
+        # where the words vary, and all of them with zeros there
+        self._varying = list(found)
         self._texts_there = computes(f"({''.join(f'{text}, ' for text in found.values())})")
         template = bytearray(words[-1])
         self._blank(template)
@@ -69,8 +70,8 @@ class SizeTexts:
     def _blank(self, words: bytearray) -> list[int]:
         """Put zeros in place of the words that vary. Return these."""
         view = memoryview(words).cast("Q")
-        found = [view[i] for i in self._places]
-        for i in self._places:
+        found = [view[i] for i in self._varying]
+        for i in self._varying:
             view[i] = 0
         return found
 
@@ -80,7 +81,7 @@ class SizeTexts:
         if len(words) != len(self._template):
             raise Obstacle("tensors share memory with others than they did")
         all_of_them = memoryview(words).cast("Q")
-        values = {f"s{k}": all_of_them[i] for k, i in enumerate(self._read)}
+        values = {f"s{k}": all_of_them[i] for k, i in enumerate(self.places)}
         changed = bytearray(words)
         found = self._blank(changed)
         fits = changed == self._template and min(values.values()) >= LEAST
