@@ -43,6 +43,21 @@ def step_of(model: Any, peer: str = "") -> Callable[[Tensor], float]:
     return step
 
 
+def replayed(
+    model: Any, compile: lazy_tensor.dispatch.options.Compile
+) -> Callable[[Tensor], float]:
+    """The same by `replay`."""
+
+    @lazy_tensor.replay(compile=compile)
+    def step(x: Tensor) -> Tensor:
+        model.zero_grad()
+        loss: Tensor = model(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    return lambda x: float(step(x))
+
+
 def bench_lengths(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) -> None:
     width, n_passes = (16, 2) if quick else (128, N_PASSES)
     batches = [torch.randn(4, 8 + 3 * i, width) for i in range(N_LENGTHS)]
@@ -50,6 +65,7 @@ def bench_lengths(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) -
     sides: dict[str, Callable[[Tensor], float]] = {
         "eager": step_of(model_of(width)),
         "lazy": mode(step_of(model_of(width))),
+        "replay": replayed(model_of(width), "off" if quick else "background"),
     }
     notes = peers.notes(peers.PEERS)
     for peer in () if quick else peers.present(peers.PEERS):

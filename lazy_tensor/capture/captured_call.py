@@ -315,7 +315,10 @@ class CapturedCall:
         return moved
 
     def _check_fits(self, graph: ObjectGraph) -> None:
-        """Obstacle unless the graph has the same holdings, up to the objects that hold."""
+        """Obstacle unless the graph has the same holdings, up to the objects that hold, and tensors
+        that are one object are one there, too."""
+        new_of: dict[int, torch.Tensor] = {}
+        old_of: dict[int, torch.Tensor] = {}
         if graph.holdings.keys() != self._holdings.keys():
             raise Obstacle("an object among its arguments holds others")
         for name, then in self._holdings.items():
@@ -328,6 +331,9 @@ class CapturedCall:
             for i, (old, new) in enumerate(zip(then.values, now.values, strict=True)):
                 # what is held itself is compared where its holding is
                 is_held = type(old) is type(new) and now.label_of(i) in graph.holdings
+                if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
+                    is_held = new_of.setdefault(id(old), new) is new
+                    is_held &= old_of.setdefault(id(new), old) is old
                 if not (is_held or is_same(old, new)):
                     raise Obstacle(f"{now.spoken(i)} is another one")
 

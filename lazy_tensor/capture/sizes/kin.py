@@ -47,7 +47,8 @@ class Kin:
         self._leaf_words: bytes | None = None
         self._outlines: deque[tuple[int, Outline]] = deque(maxlen=MOST_OUTLINES)
         self._n_calls = 0
-        self._tried: tuple[Any, int] = ((), 0)  # objects that a call was to be moved to; how often
+        self._tried: list[tuple[str, Any]] = []  # objects that a call was to be moved to last
+        self._n_tried = 0  # how often
         self._n_failed = self._wait = 0
 
     def of(self, arguments: Arguments) -> list[CapturedCall]:
@@ -60,10 +61,13 @@ class Kin:
         the same. `look` tells what the call can see."""
         ids, sizes = _ids(arguments.objects), arguments.sizes
         known = [one for one in self._movable if one.outline.may_have(sizes)]
-        if not (ids and known) or self._tried == (ids, MOST_MOVES):
+        if not (ids and known):
             return None
-        n = self._tried[1] + 1 if self._tried[0] == ids else 1
-        self._tried = (ids, n)
+        if _ids(self._tried) != ids:
+            self._tried, self._n_tried = arguments.objects, 0
+        if self._n_tried == MOST_MOVES:
+            return None
+        self._n_tried += 1
         try:
             graph = look()
         except Exception:  # the call is recorded, and may raise there
