@@ -8,6 +8,7 @@ called by `replay`. This file decides once what each replay has to do, and handl
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -73,6 +74,9 @@ TIER_AFTER_S = 2.0
 """Seconds that a plan runs before it is compiled whole: fewer than `plan.TIER_FROM_S`, since a
 captured call spends most of its time in its plan, and so gains more."""
 
+
+Look = Callable[[list[tuple[str, Any]] | None], ObjectGraph]
+"""Tells what a call can see from these objects; from all that it can look into, for None."""
 
 hits.use(obstacle_class=Obstacle, nothing=MISSING, any_tensor=OPEN, atoms=frozenset(ATOMS))
 
@@ -149,6 +153,7 @@ class CapturedCall:
         self._stepped = take.stepped
         self._flags = [(*flag.place, flag.new) for flag in take.flags]
         self._holdings = take.after.holdings
+        self._instances = take.after.instances
         # the number of an argument, by the name of its holding
         self._argument_of = {name: i for i, name in take.after.arguments.items()}
         # what each result of a run is: first the plan's, in their order, then the draws
@@ -177,7 +182,6 @@ class CapturedCall:
         fields |= self._sources(take)
         fields |= self._results(gives_plain=gives_plain)
         self._native: Any = hits.loaded.CapturedCall(fields)
-        self._words: Any = fields["words"]
         if self.objects:
             self._made_of = take.without_objects(), before
 
@@ -295,11 +299,12 @@ class CapturedCall:
         for (name, key), number in left.items():
             put(self._holdings[name], self._holdings[name].keys[key], number)
 
-    def moved_to(self, graph: ObjectGraph, arguments: Arguments) -> CapturedCall:
-        """The call with other objects among its arguments, which hold the same as those did:
-        `graph` is what it can see then. Obstacle if they don't."""
+    def moved_to(self, arguments: Arguments, look: Look) -> CapturedCall:
+        """The call with other objects among its arguments, which hold the same as those did.
+        Obstacle if they don't."""
         if self.cuda_graph is not None:
             raise Obstacle("a CUDA graph is for the objects that it was captured with")
+        graph = self._seen_with(arguments, look)
         self._check_fits(graph)
         take, before = self._made_of
         moved = CapturedCall(
@@ -309,10 +314,30 @@ class CapturedCall:
         moved.n_runs, moved.next_check = self.n_runs, self.next_check
         moved.companion, moved.n_to_teach = self.companion, self.n_to_teach
         moved.shared = self.shared
-        # tensors that were one object still are, and what isn't replaced has the same sizes
-        if moved._words != self._words:
+        # a lazy tensor may lie where a plain one lay, but tensors that were one object still are
+        if moved._tensors_seen != self._tensors_seen:
             raise Obstacle("an object among its arguments holds other tensors")
         return moved
+
+    def _seen_with(self, arguments: Arguments, look: Look) -> ObjectGraph:
+        """What the call can see with these arguments. If it puts tensors nowhere but in objects
+        that are others now, only these are looked at."""
+        pairs = zip(arguments.objects, self.objects, strict=True)
+        others = [new for new, old in pairs if new[1] is not old[1]]
+        labels = tuple([label for label, _ in others])
+        names = {name for name in self._holdings if name.startswith(labels)}
+        if names.issuperset(one.place[0] for one in self._left) and not (self._flags or self._kept):
+            graph = look(others)
+            if graph.holdings.keys() == names | self._argument_of.keys():
+                holders = {id(self._holdings[name].holder) for name in names}
+                graph.instances += [
+                    one for one in self._instances
+                    if holders.isdisjoint((id(one), id(getattr(one, "__dict__", None))))
+                ]  # fmt: skip
+                same = {name: copy.copy(one) for name, one in self._holdings.items()}
+                graph.holdings = same | graph.holdings
+                return graph
+        return look(None)
 
     def _check_fits(self, graph: ObjectGraph) -> None:
         """Obstacle unless the graph has the same holdings, up to the objects that hold, and tensors
@@ -451,6 +476,8 @@ class CapturedCall:
         ]
         self._at_open = {place: k for k, place in enumerate(open_places)}
         lasting = [self._look_up(place, tensors) for place in open_places]
+        any_size = self.any_size is not None
+        self._tensors_seen = hits.loaded.argument_words([], watched + lasting, any_size)
         return {
             "pinned": [
                 (i, tensor) for i, tensor in enumerate(tensors) if i not in take.after.arguments
@@ -464,7 +491,7 @@ class CapturedCall:
             "open_fields": open_fields,
             "watched": watched,
             "open": [self._way_to(place) for place in open_places],
-            "words": hits.loaded.argument_words(watched, lasting, self.any_size is not None),
+            "words": hits.loaded.argument_words(watched, lasting, any_size),
         }
 
     def _expect_what_a_call_finds(self, found: dict[Place, Any]) -> None:

@@ -31,9 +31,10 @@ from lazy_tensor.capture.captured_call import CapturedCall
 from lazy_tensor.capture.cuda_graph import CudaGraph
 from lazy_tensor.capture.numbers.kept_numbers import MovedNumbers
 from lazy_tensor.capture.numbers.number_arguments import followed_arguments
-from lazy_tensor.capture.object_graph import ObjectGraph
+from lazy_tensor.capture.object_graph import ObjectGraph, explore
 from lazy_tensor.capture.outline import Outline
 from lazy_tensor.capture.sizes.kin import Kin
+from lazy_tensor.capture.sizes.size_texts import TOO_SMALL
 from lazy_tensor.capture.take import Take, seen_by, take
 from lazy_tensor.capture.watched_object import Obstacle, is_atom
 from lazy_tensor.dispatch import settings, torch_private
@@ -326,7 +327,8 @@ class Replay(Generic[P, R]):
             return self._verified(known, fit, arguments)
         kin = self._kin_of(arguments, key)
         kin.met(arguments.key[1])
-        notes_sizes = fit.does == "settle" or kin.learns(self._warmup)
+        learns = kin.learns(self._warmup, arguments) and fit.change != TOO_SMALL
+        notes_sizes = fit.does == "settle" or learns
         if not notes_sizes and (known.wait > 0 or known.n_calls < self._warmup):
             known.n_calls += 1
             known.wait -= known.wait > 0
@@ -334,11 +336,11 @@ class Replay(Generic[P, R]):
         result, taken = self._taken(arguments, earlier=[*known.outlines], notes_sizes=notes_sizes)
         confirmed = None
         with self._lock:
-            self._learn(known, taken, arguments, fit.change, kin)
+            self._learn(known, taken, arguments, fit.change, kin, is_quiet=learns)
             if not known.captured:
                 capture = partial(self._captured, arguments)
                 confirmed = kin.learn(taken, arguments, capture, notes_sizes=notes_sizes)
-            if kin.learns(self._warmup):
+            if kin.learns(self._warmup, arguments):
                 self._rest = known.wait = 0  # `Kin` says itself when it waits
         return result, confirmed, known, False
 
@@ -401,9 +403,12 @@ class Replay(Generic[P, R]):
                 known.captured.append(moved)
                 yield known.captured, moved
 
-    def _look(self, arguments: Arguments) -> ObjectGraph:
-        """What a call with these arguments can see."""
-        return seen_by(self._root, arguments, self._names, follows_code=self._state is None)
+    def _look(self, arguments: Arguments, roots: list[tuple[str, Any]] | None) -> ObjectGraph:
+        """What a call with these arguments can see; from these objects alone if some are given."""
+        follows_code = self._state is None
+        if roots is None:
+            return seen_by(self._root, arguments, self._names, follows_code=follows_code)
+        return explore(roots, arguments.tensors, self._names, follows_code=follows_code)
 
     @property
     def _root(self) -> tuple[str, Any]:
@@ -496,10 +501,12 @@ class Replay(Generic[P, R]):
         arguments: Arguments,
         changed: str,
         kin: Kin,
+        *,
+        is_quiet: bool,
     ) -> None:
         """Capture the call if it did the same as an earlier take; else note what differs. `changed`
-        says why the calls captured before could not be replayed, "" if there were none. `kin` may
-        still learn to run calls of any size: then it doesn't warn."""
+        says why the calls captured before could not be replayed, "" if there were none. If it
+        `is_quiet`, it doesn't warn: `kin` may still learn to run calls of any size."""
         obstacle: str | None = "it was recorded once" if isinstance(taken, Take) else taken
         if isinstance(taken, Take):
             for outline in known.outlines:
@@ -526,7 +533,7 @@ class Replay(Generic[P, R]):
         known.postpone()
         if not (self.n_replayed or self._is_part):
             self._rest, known.wait = known.wait, 0
-        tells = known.n_failed >= TAKES_BEFORE_WARNING and not kin.learns(self._warmup)
+        tells = known.n_failed >= TAKES_BEFORE_WARNING and not is_quiet
         self._note_obstacle(obstacle, tells=tells)
 
     def _captured(self, arguments: Arguments, taken: Take, before: Outline) -> CapturedCall:

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lazy_tensor.capture.arguments import Arguments
-from lazy_tensor.capture.captured_call import CapturedCall
-from lazy_tensor.capture.object_graph import ObjectGraph
+from lazy_tensor.capture.captured_call import CapturedCall, Look
 from lazy_tensor.capture.outline import Outline
 from lazy_tensor.capture.sizes.any_size import N_CALLS, AnySize
 from lazy_tensor.capture.sizes.merged_steps import fingerprint
@@ -25,6 +24,8 @@ MOST_CAPTURED = 4
 MOST_MOVES = 3
 """Calls with the same objects at which a captured call is tried to be moved to them: that looks at
 all that the call can see."""
+MOST_LOST = 2
+"""Takes that may fail for arguments of the same sizes, as those of a prompt that fills a cache."""
 MOST_OUTLINES = 8
 """Outlines that are kept to compare with: a program may do one thing or another by turns."""
 MOST_WAITED = 1000
@@ -49,6 +50,7 @@ class Kin:
         self._n_calls = 0
         self._tried: list[tuple[str, Any]] = []  # objects that a call was to be moved to last
         self._n_tried = 0  # how often
+        self._n_lost: dict[tuple[int, ...], int] = {}  # takes that failed, by sizes of arguments
         self._n_failed = self._wait = 0
 
     def of(self, arguments: Arguments) -> list[CapturedCall]:
@@ -56,9 +58,9 @@ class Kin:
         ids = _ids(arguments.objects)
         return [one for one in self.captured if _ids(one.objects) == ids]
 
-    def move(self, arguments: Arguments, look: Callable[[], ObjectGraph]) -> CapturedCall | None:
+    def move(self, arguments: Arguments, look: Look) -> CapturedCall | None:
         """A captured call for the objects among these arguments, made of one for others that hold
-        the same. `look` tells what the call can see."""
+        the same."""
         ids, sizes = _ids(arguments.objects), arguments.sizes
         known = [one for one in self._movable if one.outline.may_have(sizes)]
         if not (ids and known):
@@ -68,14 +70,10 @@ class Kin:
         if self._n_tried == MOST_MOVES:
             return None
         self._n_tried += 1
-        try:
-            graph = look()
-        except Exception:  # the call is recorded, and may raise there
-            return None
         for captured in known:
             try:
-                moved = captured.moved_to(graph, arguments)
-            except Obstacle as reason:
+                moved = captured.moved_to(arguments, look)
+            except Exception as reason:  # what can't be looked at is recorded, and may raise there
                 self.obstacle = str(reason)
             else:
                 self._movable.remove(captured)
@@ -98,8 +96,10 @@ class Kin:
         self._n_calls += 1
         self._wait -= self._wait > 0
 
-    def learns(self, warmup: int) -> bool:
-        """Whether the next call should be recorded with a take that notes sizes."""
+    def learns(self, warmup: int, arguments: Arguments) -> bool:
+        """Whether a call should be recorded with a take that notes sizes."""
+        if self._n_lost.get(arguments.sizes, 0) >= MOST_LOST:
+            return False
         return self._varies and self._n_calls > warmup and not self._wait
 
     def learn(
@@ -118,6 +118,7 @@ class Kin:
         if not isinstance(taken, Take):
             if notes_sizes:
                 self._fail(taken, is_final=taken == KEEPS_NUMBER)
+                self._n_lost[arguments.sizes] = self._n_lost.get(arguments.sizes, 0) + 1
             return None
         outline, words = taken.outline, taken.outline.leaf_words
         self._varies = self._varies or self._leaf_words not in (None, words)

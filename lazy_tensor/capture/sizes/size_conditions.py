@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from lazy_tensor.capture.sizes.merged_steps import MergedSteps
-from lazy_tensor.capture.sizes.size_texts import Column
+from lazy_tensor.capture.sizes.size_texts import TOO_SMALL, Column
 from lazy_tensor.capture.watched_object import Obstacle
 from lazy_tensor.dispatch.traced_sizes import LEAST
 from lazy_tensor.dispatch.trie.trace import Leaf
@@ -29,7 +29,7 @@ def _sizes(steps: MergedSteps, text_of: TextOf) -> Iterator[str]:
     """What has no elements, or one, is broadcast or skipped by rules of its own."""
     for column in steps.sizes():
         if min(column) < LEAST:
-            raise Obstacle("sizes of 0 and 1 need plans of their own")
+            raise Obstacle(TOO_SMALL)
         yield f"{text_of(column)} >= {LEAST}"
 
 

@@ -26,6 +26,7 @@ Column = tuple[int, ...]
 
 DIVISORS = (2, 4, 8, 16, 32)
 """What a size may be divided by, without a rest, as by a stride or a pooling."""
+TOO_SMALL = "sizes of 0 and 1 need plans of their own"
 MOST_SYMBOLS = 6
 """Symbols up to which formulas are looked for: there are too many beyond."""
 
@@ -52,7 +53,7 @@ class SizeTexts:
             text = self.text_of(column)
             if text is None:
                 if min(column) < LEAST or len(self.symbols) == MOST_SYMBOLS:
-                    raise Obstacle("sizes of 0 and 1 need plans of their own")
+                    raise Obstacle(TOO_SMALL)
                 text = _symbol(len(self.symbols))
                 self.places.append(i)
                 self.symbols.append(column)
@@ -84,7 +85,9 @@ class SizeTexts:
         values = {f"s{k}": all_of_them[i] for k, i in enumerate(self.places)}
         changed = bytearray(words)
         found = self._blank(changed)
-        fits = changed == self._template and min(values.values()) >= LEAST
+        fits = changed == self._template
+        if fits and min(values.values()) < LEAST:
+            raise Obstacle(TOO_SMALL)
         if not fits or tuple(found) != self._texts_there(values):
             raise Obstacle("sizes are to each other as in no call before")
         return values
