@@ -1,5 +1,6 @@
 """Calls of one function that differ in the sizes of their tensors, run by one plan.
 
-`size_texts` tells how sizes follow from those of the tensors that a call reads. `any_size` compares
-calls of several sizes, and makes of them what `captured_call` needs for all sizes.
+`kin` knows which calls these are. `merged_steps` finds what they have in common, `size_texts` how
+their sizes follow from a few, and `size_conditions` which sizes make torch do the same. `any_size`
+makes of that what `captured_call` needs; `sized_draw` draws random numbers for all sizes.
 """
