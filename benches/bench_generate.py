@@ -66,10 +66,10 @@ def made(make: Callable[[], Any]) -> Any:
 
 
 def sides_of(make: Callable[[], Any], n_tokens: int, quick: bool) -> dict[str, Any]:
-    replayed = lazy_tensor.replay(made(make), compile="off" if quick else "background")
+    replayed = lazy_tensor.replay(made(make), sizes="any", compile="off" if quick else "background")
     sides = {
         "eager": generator(made(make), n_tokens),
-        "replay(model)": generator(replayed, n_tokens),
+        "replay": generator(replayed, n_tokens),
     }
     if not quick:
         compiled = made(make)
@@ -114,7 +114,7 @@ def bench_generate(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) 
             seconds, failed = times(sides_of(make, n_tokens, quick), n_rounds)
             eager = statistics.median(seconds["eager"]) / n_tokens
             row = [name, f"{eager * 1e3:.2f} ms"]
-            for side in ("replay(model)", "compile, static cache"):
+            for side in ("replay", "compile, static cache"):
                 found = [one / n_tokens / eager for one in seconds.get(side, ())]
                 lost = side in failed or not found
                 row += ["fails"] * 2 if lost else [f"{found[0]:.2f}", f"{found[-1]:.2f}"]
@@ -127,12 +127,12 @@ def bench_generate(benchmark: BenchmarkFixture, quick: bool, results_dir: Path) 
         torch.set_num_threads(n_threads)
     title = f"Generating {n_tokens} tokens with transformers, one thread"
     columns = (
-        "model", "eager, a token", "`replay(model)`, first", f"the {n_rounds}th",
+        "model", "eager, a token", "`replay(model, sizes='any')`, first", f"the {n_rounds}th",
         "compile, first", f"the {n_rounds}th",
     )  # fmt: skip
     notes = [
         "eager's time a token = 1; the whole of `generate`, with the prompt; greedy, batch 1",
-        "`replay(model)` and eager have a `DynamicCache`, `torch.compile` a static one",
+        "`replay` and eager have a `DynamicCache`, `torch.compile` a static one",
         "all sides gave the same tokens",
     ]
     (results_dir / "generate.md").write_text(page(title, columns, rows, notes))

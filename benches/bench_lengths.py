@@ -48,7 +48,7 @@ def replayed(
 ) -> Callable[[Tensor], float]:
     """The same by `replay`."""
 
-    @lazy_tensor.replay(compile=compile)
+    @lazy_tensor.replay(compile=compile, sizes="any")
     def step(x: Tensor) -> Tensor:
         model.zero_grad()
         loss: Tensor = model(x).square().mean()

@@ -44,7 +44,7 @@ class Settings:
     remat_interval: int = 0
     flush_policy: FlushPolicy = "auto"
     record: Record = "auto"
-    sizes: Sizes = "any"
+    sizes: Sizes = "fixed"
     compile_threshold: int = 2
     verify_every: int = 0
     forbid: frozenset[str] = frozenset()

@@ -102,12 +102,15 @@ class NumberLog:
         n_own = 3  # references to a size: the list's, the variable's, the function's
         made += [one for one in sizes if sys.getrefcount(one) > n_own]
         sizes.clear()
-        alive = tuple([number for number in made if number is not None])
+        alive = [number for number in made if number is not None]
         del made
         self._made.clear()
-        for holder in gc.get_referrers(*alive) if alive else ():  # a tuple isn't changed
-            with suppress(Exception):  # it can't be changed
-                _replace_in(holder)
+        for holder in gc.get_referrers(*alive) if alive else ():
+            # in place of a tuple another one is put where it lies
+            is_tuple = isinstance(holder, tuple)
+            for at in gc.get_referrers(holder) if is_tuple else (holder,):
+                with suppress(Exception):  # it can't be changed
+                    _replace_in(at, holder if is_tuple else None)
         return bool(alive)
 
     def decides(self, text: str, outcome: bool | None) -> None:
@@ -267,6 +270,8 @@ def without_traced(result: Any, seen: set[int] | None = None) -> Any:
     seen = set() if seen is None else seen
     if type(result) is torch.Size and any(type(one) is TracedSize for one in result):
         return torch.Size(map(plain, result))
+    if isinstance(result, tuple) and hasattr(result, "_fields"):
+        return type(result)(*[without_traced(one, seen) for one in result])
     if type(result) not in (tuple, list, dict) or id(result) in seen:
         return plain(result)
     seen.add(id(result))
@@ -279,17 +284,48 @@ def without_traced(result: Any, seen: set[int] | None = None) -> Any:
     return result
 
 
-def _replace_in(holder: Any) -> None:
-    """Put plain numbers where an object holds traced ones."""
+def _is_dict_of(found: dict[Any, Any], owner: type) -> bool:
+    return any(one is found for one in gc.get_referents(owner))
+
+
+def _replace_in(holder: Any, old: tuple[Any, ...] | None = None) -> None:
+    """Put plain numbers where an object holds traced ones; or a tuple of them where it holds the
+    tuple `old`."""
+
+    def is_held(one: Any) -> bool:
+        return type(one) in TRACED if old is None else one is old
+
+    def changed(one: Any) -> Any:
+        return one if not is_held(one) else plain(one) if old is None else _plain_tuple(one)
+
     if isinstance(holder, CellType):
-        holder.cell_contents = plain(holder.cell_contents)
+        holder.cell_contents = changed(holder.cell_contents)
         return
+    if isinstance(holder, set):
+        held = [one for one in holder if is_held(one)]
+        holder.difference_update(held)
+        holder.update(map(changed, held))
+        return
+    if type(holder) is dict:
+        if any(map(is_held, holder)):
+            items = [(changed(key), changed(one)) for key, one in holder.items()]
+            holder.clear()
+            holder.update(items)
+        # of a class: a write past `setattr` leaves the old number in Python's cache of attributes
+        owners = [one for one in gc.get_referrers(holder) if isinstance(one, type)]
+        holder = next((one for one in owners if _is_dict_of(holder, one)), holder)
     state = holder if isinstance(holder, (dict, list)) else vars(holder)
     for key, one in list(enumerate(state) if isinstance(state, list) else state.items()):
-        if type(one) in TRACED and isinstance(holder, type):
-            setattr(holder, key, one.value)
-        elif type(one) in TRACED:
-            state[key] = one.value
+        if is_held(one) and isinstance(holder, type):
+            setattr(holder, key, changed(one))
+        elif is_held(one):
+            state[key] = changed(one)
+
+
+def _plain_tuple(old: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A tuple of the same class with plain numbers."""
+    items = map(plain, old)
+    return type(old)(*items) if hasattr(old, "_fields") else type(old)(items)
 
 
 def reads_in(text: str) -> set[int]:
@@ -340,7 +376,10 @@ def _unary(name: str, form: str) -> Callable[..., Any]:
 def _binary(name: str, form: str, *, is_swapped: bool = False) -> Callable[..., Any]:
     operation = getattr(operator, name)
 
-    def method(self: TracedNumber, other: Any) -> Any:
+    def method(self: TracedNumber, other: Any, *modulus: Any) -> Any:
+        if modulus:  # of `pow`
+            self.log.fix(self, other, *modulus)
+            return pow(plain(self), plain(other), *map(plain, modulus))
         left, right = (other, self) if is_swapped else (self, other)
         with self.log.fixing(left, right):
             result = operation(plain(left), plain(right))
@@ -418,6 +457,17 @@ def _other(name: str) -> Callable[..., Any]:
     return method
 
 
+def _part(name: str) -> property:
+    """An attribute that gives the number as it is."""
+
+    def get(self: TracedSize) -> int:
+        self.log.fix(self)
+        found: int = getattr(self.value, name)
+        return found
+
+    return property(get)
+
+
 DIVISIONS = ("(%s / %s)", "(%s // %s)", "(%s %% %s)")
 for _kind in TRACED:
     for _name, _form in {
@@ -441,5 +491,7 @@ TracedNumber.hex = _other("hex")  # type: ignore[method-assign]
 for _name in ("and", "lshift", "or", "rshift", "xor"):
     setattr(TracedSize, f"__{_name}__", _other(f"__{_name}__"))
     setattr(TracedSize, f"__r{_name}__", _other(f"__r{_name}__"))
-for _name in ("__invert__", "__round__", "bit_count", "bit_length", "to_bytes"):
+for _name in ("__invert__", "__round__", "bit_count", "bit_length", "conjugate", "to_bytes"):
     setattr(TracedSize, _name, _other(_name))
+for _name in ("denominator", "imag", "numerator", "real"):
+    setattr(TracedSize, _name, _part(_name))

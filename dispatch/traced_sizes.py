@@ -7,12 +7,14 @@ Called by `take`.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from lazy_tensor.dispatch.torch_private import is_mode_entered, is_own_mode_entered
 from lazy_tensor.dispatch.traced_number import NumberLog, TracedSize
@@ -20,10 +22,18 @@ from lazy_tensor.dispatch.traced_number import NumberLog, TracedSize
 LEAST = 2
 """The least size that is traced: what has one element or none is broadcast, or skipped, by rules of
 its own."""
+DECIDING = ((torch, "cdist"), (torch, "chain_matmul"), (torch.linalg, "multi_dot"))
+"""Functions that choose by sizes what ops they call, in C++: the sizes that they get are fixed."""
 
 _PLAIN: dict[str, Any] = {
-    name: getattr(torch.Tensor, name) for name in ("shape", "size", "numel", "nelement", "__len__")
+    name: getattr(torch.Tensor, name)
+    for name in ("shape", "size", "numel", "nelement", "__len__", "stride", "nbytes")
 }
+_OF_TENSOR = frozenset({"__len__"})
+"""Those of these methods that `Tensor` has itself; it inherits the others."""
+
+
+_FUNCTIONS = [(module, name, getattr(module, name)) for module, name in DECIDING]
 
 
 class _Here(threading.local):
@@ -42,9 +52,10 @@ def sizes_noted(log: NumberLog) -> Iterator[None]:
     with _lock:
         _n_users += 1
         if _n_users == 1:
-            torch.Tensor.shape = property(_shape)  # type: ignore[assignment]
             for name, method in _METHODS.items():
                 setattr(torch.Tensor, name, method)
+            for module, name, function in _FUNCTIONS:
+                setattr(module, name, _fixing(function))
     _here.log = log
     try:
         yield
@@ -53,25 +64,50 @@ def sizes_noted(log: NumberLog) -> Iterator[None]:
         with _lock:
             _n_users -= 1
             if _n_users == 0:
-                for name, plain in _PLAIN.items():
-                    # `Tensor` inherits all but the last, as long as it has none of its own
-                    if name == "__len__":
-                        setattr(torch.Tensor, name, plain)
+                for name, method in _PLAIN.items():
+                    if name in _OF_TENSOR:
+                        setattr(torch.Tensor, name, method)
                     else:
                         delattr(torch.Tensor, name)
+                for module, name, function in _FUNCTIONS:
+                    setattr(module, name, function)
+
+
+def _is_noted(log: NumberLog, tensor: torch.Tensor) -> bool:
+    """Whether code that is part of the recorded call looks at the tensor."""
+    # Our mode isn't entered while its handler runs, as at each new op. The metadata of its results
+    # are told by meta tensors, or within a mode of torch's own.
+    is_own = is_mode_entered() and not is_own_mode_entered()
+    return is_own and log.is_noting and tensor.device.type != "meta"
 
 
 def _traced(tensor: torch.Tensor, found: Any) -> Any:
     """A size, or several, traced if code that is part of the recorded call reads them."""
     log = _here.log
-    # Our mode isn't entered while its handler runs, as at each new op. The metadata of its results
-    # are told by meta tensors, or within a mode of torch's own.
-    is_own = is_mode_entered() and not is_own_mode_entered() and tensor.device.type != "meta"
-    if log is None or not (is_own and log.is_noting):
+    if log is None or not _is_noted(log, tensor):
         return found
     if type(found) is int:
         return found if found < LEAST else log.size(found)
     return torch.Size([n if n < LEAST else log.size(n) for n in found])
+
+
+def _fix(log: NumberLog, tensor: torch.Tensor) -> None:
+    """Note that the call may depend on the sizes of a tensor in any way."""
+    if _is_noted(log, tensor):
+        log.fix(*[log.size(n) for n in _PLAIN["shape"].__get__(tensor) if n >= LEAST])
+
+
+def _fixing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that fixes the sizes of the tensors that it gets."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for tensor in pytree.tree_leaves((args, kwargs)) if _here.log is not None else ():
+            if isinstance(tensor, torch.Tensor) and _here.log is not None:
+                _fix(_here.log, tensor)
+        return function(*args, **kwargs)
+
+    return call
 
 
 def _shape(tensor: torch.Tensor) -> torch.Size:
@@ -96,6 +132,20 @@ def _len(tensor: torch.Tensor) -> int:
     return found
 
 
-_METHODS: dict[str, Callable[..., Any]] = {
-    "size": _size, "numel": _numel, "nelement": _numel, "__len__": _len,
+def _stride(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    if _here.log is not None:
+        _fix(_here.log, tensor)
+    return _PLAIN["stride"](tensor, *args, **kwargs)
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    if _here.log is not None:
+        _fix(_here.log, tensor)
+    n: int = _PLAIN["nbytes"].__get__(tensor)
+    return n
+
+
+_METHODS: dict[str, Callable[..., Any] | property] = {
+    "shape": property(_shape), "size": _size, "numel": _numel, "nelement": _numel,
+    "__len__": _len, "stride": _stride, "nbytes": property(_nbytes),
 }  # fmt: skip

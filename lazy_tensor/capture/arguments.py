@@ -35,7 +35,7 @@ class Arguments:
 
     __slots__ = (
         "_followed", "_ids", "_inside", "_places", "args", "key", "kwargs", "numbers", "objects",
-        "tensors", "used",
+        "tensors", "used", "words",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +51,8 @@ class Arguments:
             args, kwargs = self._with_types(args, kwargs)
         self.tensors: list[torch.Tensor] = []
         self.objects: list[tuple[str, Any]] = []
+        self.words = b""
+        """What describes the tensors when the call begins: `take` sets it."""
         self._ids: list[int] = []  # where the key has ids of objects
         self._inside: set[int] = set()  # ids of containers being read: one may contain itself
         parts: list[Any] = []

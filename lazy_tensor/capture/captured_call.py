@@ -26,7 +26,7 @@ from lazy_tensor.capture.numbers.step_counts import CountValues, unmoved_in
 from lazy_tensor.capture.object_graph import ObjectGraph
 from lazy_tensor.capture.outline import Outline, Returned, Source
 from lazy_tensor.capture.sizes.any_size import ANY_SIZE, AnySize
-from lazy_tensor.capture.take import Take, concrete
+from lazy_tensor.capture.take import Take, concrete, in_order, words_of
 from lazy_tensor.capture.watched_object import (
     ANY_OF,
     ATOMS,
@@ -148,6 +148,7 @@ class CapturedCall:
         else:
             add_tier(plan, outline.state, after_s=TIER_AFTER_S)
         self._given_numbers: Sequence[float] = ()
+        self._given_tensors: Tensors = []
         self._note_draws_and_reads(take, before)
         computes_first = bool(self._first or self._checks or self._op_numbers or self.any_size)
         self._stepped = take.stepped
@@ -158,8 +159,7 @@ class CapturedCall:
         self._argument_of = {name: i for i, name in take.after.arguments.items()}
         # what each result of a run is: first the plan's, in their order, then the draws
         self._slots = (*outline.live, *(-1 - i for i in range(len(take.draws))))
-        # C++ numbers these places so: first renewed ones, then those that were empty
-        self._left = sorted(outline.left, key=lambda one: one.was_empty)
+        self._left = in_order(outline.left)
         self._n_renewed = sum(not one.was_empty for one in self._left)
         # results on the memory of leaves, which plain tensors have as well
         shared = [place for place, _ in plan.parts_of_leaves]
@@ -248,6 +248,7 @@ class CapturedCall:
         does too: the call is recorded then, and raises where eager does.
         """
         self._given_numbers = numbers
+        self._given_tensors = tensors
         try:
             found: Found = self._native.find(tensors)
         except Obstacle:
@@ -520,7 +521,9 @@ class CapturedCall:
         way. Puts the numbers among the `scalars` that depend on them. Returns what had to be drawn
         for that."""
         if self.any_size is not None:
-            self._sizes = self.any_size.read(hits.loaded.leaf_words(leaves))
+            lying = [self._look_up(one.place, self._given_tensors) for one in self._left]
+            words = words_of(self._given_tensors) + words_of(lying)
+            self._sizes = self.any_size.read(hits.loaded.leaf_words(leaves) + words)
         numbers = self._numbers_before()
         counts = self._counts(leaves, numbers, lambda place: self._look_up(place, []))
         self._op_numbers.put(scalars, numbers, counts, -1)

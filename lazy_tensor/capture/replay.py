@@ -419,12 +419,10 @@ class Replay(Generic[P, R]):
 
     def _kin_of(self, arguments: Arguments, key: Any) -> Kin:
         """What is known of calls that differ from this one in sizes alone."""
-        if not self._any_size:
-            return Kin()
         kind = (arguments.kind, *key[1:])
         found = self._kin.get(kind)
         if found is None:
-            found = Kin()
+            found = Kin(any_size=self._any_size)
             self._kin.put(kind, found)
         return found
 
@@ -710,8 +708,8 @@ def replay(function: Any = None, **options: Any) -> Any:
 
     `step = replay(step)`, `@replay`, or `@replay(warmup=3)`. Calls are recorded (in `lazy_mode`)
     until two do the same. From then on a call whose arguments have the same metadata runs the plan.
-    Where sizes vary, calls of three sizes are compared: if each size follows from those of the
-    tensors that a call reads, one plan runs all sizes (`sizes="fixed"`: each has its own).
+    With `sizes="any"` calls of three sizes are compared where sizes vary. If each size follows from
+    those of the tensors that a call reads, one plan runs all sizes.
     Tensors among the arguments are taken by position. Parameters, buffers and optimizer state are
     taken by identity, and read anew at each call. Tensors that the call leaves behind (`p.grad`,
     caches) get the new values; if the program holds an old one elsewhere, that keeps its value, and

@@ -85,6 +85,7 @@ def take(
         before = seen_by(root, arguments, names, follows_code=follows_code)
         _check_numbers(function, arguments, before)
         versions = _versions_of([*before.tensors().values(), *tensors])
+        arguments.words = words_of(tensors)
     except Exception as error:  # an object that can't be looked at, such as a dead weakref.proxy
         raised = "" if isinstance(error, Obstacle) else "to look at what it can see raises "
         return function(*arguments.args, **arguments.kwargs), f"{raised}{error}"
@@ -143,6 +144,21 @@ def _check_numbers(function: Callable[..., Any], arguments: Arguments, seen: Obj
     seen.is_given_complex = any(part is complex for part in arguments.key[0])
     if arguments.numbers and arguments.note_unfollowed(function, seen.names_of_users):
         raise Obstacle(NUMBER_USED)
+
+
+def in_order(left: Iterable[Left]) -> list[Left]:
+    """The places in the order in which C++ numbers them: first renewed ones, then those that were
+    empty."""
+    return sorted(left, key=lambda one: one.was_empty)
+
+
+def words_of(tensors: Iterable[Any]) -> bytes:
+    """What describes tensors whose sizes may count though no op reads them."""
+    found = [concrete(one) for one in tensors if isinstance(one, torch.Tensor)]
+    words: bytes = hits.loaded.leaf_words([
+        one for one in found if one is not None and is_strided(one)
+    ])  # fmt: skip
+    return words
 
 
 def _versions_of(tensors: list[torch.Tensor]) -> dict[int, int]:
@@ -234,6 +250,7 @@ class Take:
         self._tensors = arguments.tensors
         self.objects = arguments.objects
         self._argument_sizes = arguments.sizes
+        self._unread_words = arguments.words
         self._result = result
         steps = trace.state.steps()
         self._nodes = [step for step in steps if isinstance(step, Node)]
@@ -251,6 +268,7 @@ class Take:
             (earlier, like), len(arguments.numbers),
         )  # fmt: skip
         left = self._left()
+        self._unread_words += words_of(before.value_at(one.place) for one in in_order(left))
         self._check_identities(left)
         returned = self._all_returned(leaves, left)
         # keep only the tensors that a replay must find by identity; `left` ones are looked up
@@ -326,7 +344,7 @@ class Take:
             numbers_returned=numbers.values_returned,
             given=tape.numbers.given,
             sizes_read=tuple(tape.numbers.sizes),
-            leaf_words=self.metadata,
+            leaf_words=self.metadata + self._unread_words,
             argument_sizes=self._argument_sizes,
             drawn=self.draws,
         )

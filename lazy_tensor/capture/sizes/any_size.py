@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lazy_tensor.capture.numbers.op_numbers import explained_by
+from lazy_tensor.capture.numbers.step_counts import value_of
 from lazy_tensor.capture.outline import Outline, named
 from lazy_tensor.capture.sizes.merged_steps import MergedSteps, SizedState
 from lazy_tensor.capture.sizes.size_conditions import conditions_of
@@ -30,6 +31,7 @@ from lazy_tensor.dispatch.run.tape import Draw
 from lazy_tensor.dispatch.traced_number import Check, computes, sizes_in
 from lazy_tensor.dispatch.trie.trace import Leaf
 from lazy_tensor.kernels.cache import Cache
+from lazy_tensor.kernels.segment import Ref, ScalarRef
 
 if TYPE_CHECKING:
     from lazy_tensor.capture.take import Take
@@ -72,6 +74,7 @@ class AnySize:
             raise Obstacle("it reads other sizes for each size")
         self._read: list[str | None] = [None] * len(found[0].sizes_read)
         self._by_python: dict[Column, str] = {}  # texts of what Python computed from sizes
+        self._agreeing: dict[str, None] = {}  # conditions: two texts for one size
         self._follow([one.given for one in found])
         self._steps = MergedSteps(found)
         self._state = SizedState(self._steps.steps)
@@ -87,6 +90,7 @@ class AnySize:
         self._argument_sizes = tuple([n[0] if len({*n}) == 1 else None for n in sizes_given])
         metas = zip(*[[one.meta for one in outline.returned] for outline in found], strict=False)
         self._are_fixed = [all(one == alike[0] for one in alike) for alike in metas]
+        self._given_counts = self._given_to_counts(found)
         numbers = (
             zip(*self._steps.columns, strict=True) if self._steps.columns else [()] * len(found)
         )
@@ -101,6 +105,10 @@ class AnySize:
     def varying(self) -> frozenset[int]:
         """The slots of tensors whose sizes, or strides, vary."""
         return self._steps.varying
+
+    @property
+    def conditions(self) -> list[str]:
+        return [one.text for one in self._conditions]
 
     def told(self) -> str:
         """Which sizes vary, between which bounds, and what Python found when it compared them."""
@@ -250,7 +258,10 @@ class AnySize:
 
     def _size_text(self, column: Column) -> str | None:
         """A text of the symbols for a size; None if there is none."""
-        return self._sizes.text_of(column) or self._by_python.get(column)
+        text, by_python = self._sizes.text_of(column), self._by_python.get(column)
+        if None not in (text, by_python) and text != by_python and len({*column}) > 1:
+            self._agreeing[f"{text} == {by_python}"] = None
+        return text or by_python
 
     def _sure_text(self, column: Column) -> str:
         """The same; Obstacle if there is none."""
@@ -313,11 +324,33 @@ class AnySize:
             for text, value in given[-1].items()
             if sizes_in(text) and all(text in one and is_same(one[text], value) for one in given)
         ]
-        texts += conditions_of(self._steps, self._sure_text)
-        texts += self._sizes.conditions
+        texts += conditions_of(self._steps, self._sizes.symbols, self._sure_text)
+        texts += [*self._sizes.conditions, *self._agreeing]
         return [Check(f"({' and '.join(dict.fromkeys(texts))})", True, "")] if texts else []
 
-    # Draws and outlines, for all sizes
+    # Draws, step counts and outlines, for all sizes
+
+    def _given_to_counts(self, found: Sequence[Outline]) -> list[tuple[Any, ...]]:
+        """What the ops get that compute step counts, with numbers of these steps."""
+        if len({len(one.counts) for one in found}) != 1:
+            raise Obstacle("its optimizers read other step counts or rates each call")
+        given = []
+        for alike in zip(*[one.counts for one in found], strict=True):
+            pairs = zip(alike, found, strict=True)
+            values = [[value_of(one, call.scalars) for one in count.given] for count, call in pairs]
+            given.append(tuple(map(self._number_of, zip(*values, strict=True))))
+        return given
+
+    def _number_of(self, column: tuple[Any, ...]) -> Any:
+        """A number of these steps, by what it was in each call; itself if it never changed."""
+        if all(
+            one == column[0] if isinstance(one, Ref) else is_same(one, column[0]) for one in column
+        ):
+            return column[0]
+        for i, numbers in enumerate(self._steps.columns):
+            if all(map(is_same, numbers, column)):
+                return ScalarRef(i)
+        raise Obstacle("a step count is computed from a number that no other op gets")
 
     def _sized_draws(self, of_calls: list[tuple[Draw, ...]]) -> tuple[Draw, ...]:
         if len({tuple(map(kind_of, draws)) for draws in of_calls}) != 1:
@@ -343,9 +376,11 @@ class AnySize:
             for one, is_fixed in zip(outline.returned, self._are_fixed, strict=False)
         ]
         checks = self._checks([Check(*check, "") for check in outline.checks])
+        counts = zip(outline.counts, self._given_counts, strict=False)
         return replace(
             outline,
             state=self._state,
+            counts=tuple([replace(count, given=given) for count, given in counts]),
             scalars=tuple(numbers),
             given=given,
             checks=tuple([(one.text, one.outcome) for one in checks]),

@@ -36,10 +36,12 @@ class Kin:
     """What is known of the calls of one kind. `captured` are those of any size, to be tried in this
     order.
 
-    `obstacle` says what keeps a plan from running calls of any size, "" if nothing does.
+    `obstacle` says what keeps a plan from running calls of any size, "" if nothing does. Without
+    `any_size` none is looked for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, any_size: bool) -> None:
+        self._any_size = any_size
         self.captured: list[CapturedCall] = []
         self._movable: list[CapturedCall] = []  # those with objects among their arguments
         self.obstacle = ""
@@ -100,7 +102,7 @@ class Kin:
         """Whether a call should be recorded with a take that notes sizes."""
         if self._n_lost.get(arguments.sizes, 0) >= MOST_LOST:
             return False
-        return self._varies and self._n_calls > warmup and not self._wait
+        return self._any_size and self._varies and self._n_calls > warmup and not self._wait
 
     def learn(
         self,
@@ -136,17 +138,20 @@ class Kin:
                 self._fail("calls of this size do something else")
             return None
         self._outlines.append((kind, outline))
-        outlines = [*alike[1 - N_CALLS :], outline]
-        if len(outlines) < N_CALLS:
+        if len(alike) < N_CALLS - 1:
             return None
-        try:
-            any_size = AnySize(outlines)
-            captured = capture(any_size.of(taken), any_size.outlines[1])
-        except (Obstacle, RuntimeError) as reason:
-            self._fail(str(reason))
-        else:
-            self.keep(captured)
-            self.obstacle, self._n_failed = "", 0
+        # more calls tell more, but one of them may be of another kind
+        for n in dict.fromkeys((N_CALLS, len(alike) + 1)):
+            try:
+                any_size = AnySize([*alike[1 - n :], outline])
+                captured = capture(any_size.of(taken), any_size.outlines[1])
+            except (Obstacle, RuntimeError) as reason:
+                obstacle = str(reason)
+            else:
+                self.keep(captured)
+                self.obstacle, self._n_failed = "", 0
+                return None
+        self._fail(obstacle)
         return None
 
     def _fail(self, obstacle: str, *, is_final: bool = False) -> None:

@@ -100,16 +100,15 @@ class SizeTexts:
 
     def _explained(self, column: Column) -> str | None:
         size = size_of(column, self.symbols)
-        if size is not None:
+        are_points = all(len({*self.symbols[i]}) > 2 for i in size.symbols) if size else False
+        if size is not None and (are_points or not size.offset):
             return _text(size)
         found = next(self._formulas(column), None)
         if found is not None:
             return found
         for divisor in DIVISORS:
             whole = tuple(divisor * one for one in column)
-            size = size_of(whole, self.symbols)
-            text = None if size is None else _text(size)
-            text = text or next(self._formulas(whole), None)
+            text = next(self._formulas(whole), None)
             if text is not None:
                 self.conditions[f"({text} % {divisor} == 0)"] = None
                 return f"({text} // {divisor})"
@@ -118,7 +117,8 @@ class SizeTexts:
     def _formulas(self, column: Column) -> Iterator[str]:
         """Sums of two symbols and a number; a product of up to two symbols, times a number, plus
         another."""
-        numbered = range(len(self.symbols))
+        # a line through two points says nothing
+        numbered = [i for i, one in enumerate(self.symbols) if len({*one}) > 2]
         for i, j in itertools.combinations_with_replacement(numbered, 2):
             pairs = list(zip(column, self.symbols[i], self.symbols[j], strict=True))
             for sign in (1, -1):
