@@ -38,8 +38,8 @@ MEANINGS = {
     "`at_once` hands over at each op that isn't fused, `auto` depends on the device.",
     "record": "`auto` records sequences of ops that ran before, unless eager is faster; `always` "
     "records each op that can be recorded, from the first one on.",
-    "sizes": "Whether a plan of `replay` is for `fixed` sizes, or for `any`: that is new, and misses "
-    "some things that depend on sizes.",
+    "sizes": "Whether a plan of `replay` is for `fixed` sizes, or for `any`: that is new, and "
+    "misses some things that depend on sizes.",
     "compile_threshold": "How often a segment runs before its kernel is built in the background.",
     "verify_every": "One in this many runs of a kernel is repeated op by op and compared, and a "
     "kernel that differs is dropped.",
