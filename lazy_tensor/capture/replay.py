@@ -19,7 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
@@ -112,7 +112,7 @@ class _Signature:
         self.wait = min(2**self.n_failed - 2, MOST_CALLS_BETWEEN_TAKES)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Fit:
     """What to do about a call. "replay" the captured call that fits; "teach": record, though it
     fits; "check": record, and compare with it; "settle": record, as its sizes should have a plan of
@@ -124,7 +124,7 @@ class _Fit:
     does: Literal["replay", "teach", "check", "settle", "record"]
     captured: Any = None
     found: Any = None
-    alike: list[CapturedCall] = field(default_factory=list)
+    alike: Any = None
     change: str = ""
 
 
