@@ -271,7 +271,9 @@ def without_traced(result: Any, seen: set[int] | None = None) -> Any:
     if type(result) is torch.Size and any(type(one) is TracedSize for one in result):
         return torch.Size(map(plain, result))
     if isinstance(result, tuple) and hasattr(result, "_fields"):
-        return type(result)(*[without_traced(one, seen) for one in result])
+        parts = [without_traced(one, seen) for one in result]
+        is_plain_already = all(a is b for a, b in zip(parts, result, strict=True))
+        return result if is_plain_already else tuple.__new__(type(result), parts)
     if type(result) not in (tuple, list, dict) or id(result) in seen:
         return plain(result)
     seen.add(id(result))
@@ -325,7 +327,8 @@ def _replace_in(holder: Any, old: tuple[Any, ...] | None = None) -> None:
 def _plain_tuple(old: tuple[Any, ...]) -> tuple[Any, ...]:
     """A tuple of the same class with plain numbers."""
     items = map(plain, old)
-    return type(old)(*items) if hasattr(old, "_fields") else type(old)(items)
+    # a named tuple may have a `__new__` of its own
+    return tuple.__new__(type(old), items) if hasattr(old, "_fields") else type(old)(items)
 
 
 def reads_in(text: str) -> set[int]:

@@ -75,21 +75,22 @@ class Step:
     reason: str = ""
 
     def instruction(
-        self, dead: Sequence[int], spec: dict[int, TensorSpec], *, any_size: bool
+        self, dead: Sequence[int], spec: dict[int, TensorSpec], varying: frozenset[int]
     ) -> program.Instruction:
-        """The instruction for C++. `dead` are the slots used here for the last time. If it is for
-        `any_size`, the specs are examples."""
+        """The instruction for C++. `dead` are the slots used here for the last time. The specs of
+        slots in `varying` are examples."""
         if self.fusion is not None:
             return program.segment(self.fusion, self.reads, self.numbers, self.sets, dead)
         (node,) = self.nodes
-        offset = None if any_size else offset_of(node, spec)
+        varies = not varying.isdisjoint((*node.reads, *node.makes))
+        offset = None if varies else offset_of(node, spec)
         if offset is not None:  # a view that C++ makes without calling the op
             (made,), base = self.sets, spec[self.sets[0]]
             return program.view(made, node.reads[0], base.size, base.stride, offset, dead)
         # Known so far: `flush` drops a plan whose first run shows more such ops.
         op, strides = node.facts.op, []
         if op in OWN_STRIDES and node.view_of is None:
-            if any_size:
+            if varies:
                 raise RuntimeError(f"{op} chooses its results' strides by their sizes")
             strides = [None if out is None else spec[out].stride for out in node.outs]
         touched = [spec[slot] for slot in (*self.reads, *self.sets)]
@@ -222,12 +223,11 @@ class Planner:
         graph: Graph,
         scalar_types: list[type],
         fusible: Fusibility | None,
-        *,
-        any_size: bool = False,
+        varying: frozenset[int] = frozenset(),
     ) -> None:
-        """`scalar_types` are those of the trace's numbers. With `any_size` the graph's specs are
-        examples."""
-        self.any_size = any_size
+        """`scalar_types` are those of the trace's numbers. The sizes of the slots in `varying` are
+        others in each run."""
+        self.varying = varying
         self.graph = graph
         self.fusible = fusible
         self.scalar_types = scalar_types
@@ -317,7 +317,7 @@ class Planner:
         dying = last_uses([(*step.reads, *step.sets) for step in self.steps], graph.live)
         leaves = [leaf.slot for leaf in graph.leaves]
         instructions = [
-            step.instruction(dead, graph.spec, any_size=self.any_size)
+            step.instruction(dead, graph.spec, self.varying)
             for step, dead in zip(self.steps, dying, strict=True)
         ]
         n_slots = max((*leaves, *graph.spec), default=-1) + 1

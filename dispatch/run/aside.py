@@ -42,8 +42,7 @@ class Aside:
 
     def plan(self, scalars: Sequence[complex]) -> None:
         """Run the calls by C++ from now on. That pays where the value is computed many times."""
-        types, any_size = list(map(type, scalars)), self.state.any_size
-        planner = Planner(self._graph, types, None, any_size=any_size)
+        planner = Planner(self._graph, list(map(type, scalars)), None, self.state.varying)
         with suppress(Exception):  # what can't be planned is interpreted, as before
             self._plan = planner.plan(units_of(self._graph, None), fuse_nothing)
 

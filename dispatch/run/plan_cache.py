@@ -133,7 +133,7 @@ def _how_to_ask(is_worth_it: bool) -> dict[str, bool]:
 
 
 def build_plan(
-    pending: Pending, live: tuple[int, ...], varying: frozenset[int] | None = None
+    pending: Pending, live: tuple[int, ...], varying: frozenset[int] = frozenset()
 ) -> Plan:
     """Build the plan of a trace: graph, units, segments with their fusions, steps.
 
@@ -151,7 +151,7 @@ def build_plan(
     if fuses:
         graph = expand_out_forms(expand_foreach(graph))
     graph = with_remat(eliminate_common_subexpressions(graph))
-    fusible = Fusibility(graph, backend_on, varying or frozenset()) if fuses else None
+    fusible = Fusibility(graph, backend_on, varying) if fuses else None
     units = units_of(graph, fusible)
 
     def fusion_of(segment: Any) -> Any:
@@ -166,7 +166,7 @@ def build_plan(
 
     with torch_private.no_modes():  # a backend may call ops, which aren't the program's
         types = list(map(type, pending.scalars))
-        planner = Planner(graph, types, fusible, any_size=varying is not None)
+        planner = Planner(graph, types, fusible, varying)
         plan = planner.plan(units, fusion_of)
         if now.compile == "blocking":
             compiler().finish(plan.fusions)

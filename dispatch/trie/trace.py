@@ -147,8 +147,8 @@ class State(dict[tuple[Any, ...], "State"]):
     kind: int
     meta: Any
     slot: Any
-    any_size = False
-    """Whether its steps get sizes as numbers; their specs are examples then. Not in the trie."""
+    varying: frozenset[int] = frozenset()
+    """Slots whose specs are examples, as the sizes vary. There are none in the trie."""
 
     def __init__(
         self, parent: State | None, key: tuple[Any, ...], step: Node | Leaf | None

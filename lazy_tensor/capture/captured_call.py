@@ -39,6 +39,7 @@ from lazy_tensor.capture.watched_object import (
     Place,
     Watch,
     WatchedObject,
+    is_atom,
     is_same,
 )
 from lazy_tensor.dispatch import torch_private
@@ -124,6 +125,7 @@ class CapturedCall:
         self.name = name
         self.objects = take.objects
         """The objects among the arguments that it is for."""
+        self.argument_words = take.argument_words
         self._gives_plain = gives_plain
         self.n_runs = 0
         self.next_check = 0  # the number of runs at which `Replay` records a call and compares
@@ -248,13 +250,16 @@ class CapturedCall:
         does too: the call is recorded then, and raises where eager does.
         """
         self._given_numbers = numbers
-        self._given_tensors = tensors
+        if self.any_size is not None:
+            self._given_tensors = tensors
         try:
             found: Found = self._native.find(tensors)
         except Obstacle:
             raise
         except Exception as error:
             raise Obstacle(f"what a replay looks at, or computes, raises {error!r}") from None
+        finally:
+            self._given_tensors = []
         return found
 
     def drop(self, found: Found) -> None:
@@ -305,8 +310,15 @@ class CapturedCall:
         Obstacle if they don't."""
         if self.cuda_graph is not None:
             raise Obstacle("a CUDA graph is for the objects that it was captured with")
+        returned = [one for one in self.outline.returned if one.kind == "constant"]
+        if self._stepped or not all(is_atom(one.name) for one in returned):
+            raise Obstacle("it steps, or returns, what an object among its arguments holds")
         graph = self._seen_with(arguments, look)
         self._check_fits(graph)
+        held = _held_by(graph)
+        pairs = zip(arguments.objects, self.objects, strict=True)
+        if not all(new is old or _is_told(new, held) for (_, new), (_, old) in pairs):
+            raise Obstacle("an object among its arguments can't be looked into")
         take, before = self._made_of
         moved = CapturedCall(
             take.with_objects(graph, arguments.objects), before, arguments.tensors, self.name,
@@ -343,6 +355,7 @@ class CapturedCall:
     def _check_fits(self, graph: ObjectGraph) -> None:
         """Obstacle unless the graph has the same holdings, up to the objects that hold, and tensors
         that are one object are one there, too."""
+        held = _held_by(graph)
         new_of: dict[int, torch.Tensor] = {}
         old_of: dict[int, torch.Tensor] = {}
         if graph.holdings.keys() != self._holdings.keys():
@@ -356,7 +369,8 @@ class CapturedCall:
                 raise Obstacle(f"{now.spoken()} holds something else")
             for i, (old, new) in enumerate(zip(then.values, now.values, strict=True)):
                 # what is held itself is compared where its holding is
-                is_held = type(old) is type(new) and now.label_of(i) in graph.holdings
+                has_place = bool(now.kind.form) and now.label_of(i) in graph.holdings
+                is_held = has_place and type(old) is type(new) and _is_told(new, held)
                 if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
                     is_held = new_of.setdefault(id(old), new) is new
                     is_held &= old_of.setdefault(id(new), old) is old
@@ -762,6 +776,26 @@ class CapturedCall:
         )
         note_plan(record, self.plan)
         STATS.log.append(record)
+
+
+HELD_WHOLE = (dict, list, tuple, set, frozenset, *DICTS)
+"""Classes in C of which a holding has all that an instance holds."""
+
+
+def _held_by(graph: ObjectGraph) -> set[int]:
+    return {id(one.holder) for one in graph.holdings.values()}
+
+
+def _is_told(value: Any, held: set[int]) -> bool:
+    """Whether the objects with these ids, which holdings have, tell all of an object's state: those
+    of classes in C, such as generators and functions of torch's, may have state of their own."""
+    is_held = id(value) in held or id(getattr(value, "__dict__", None)) in held
+    classes = type(value).__mro__[:-1]
+    return is_held and all(one in HELD_WHOLE or one.__flags__ & HEAP_TYPE for one in classes)
+
+
+HEAP_TYPE = 1 << 9
+"""The flag of classes that Python code has made (`Py_TPFLAGS_HEAPTYPE`)."""
 
 
 def _lazy_like(

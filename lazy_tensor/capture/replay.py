@@ -559,6 +559,7 @@ class Replay(Generic[P, R]):
         if isinstance(taken, str):
             # a replay would not have met the obstacle, so the plan may be wrong by now: it is lost
             self._note_obstacle(taken)
+            self._drop(captured)
             return result, None, known, False
         # `by_value`: a rate that is again what it was is not recorded as an input, though it may
         # be one of the plan
@@ -569,14 +570,14 @@ class Replay(Generic[P, R]):
         if found is not None:
             # replays of such calls were wrong: the next capture needs two new takes that agree
             known.outlines.clear()
+            self._drop(captured)
             raise RuntimeError(
                 f"replay({self._name}): recorded again after {captured.n_runs} replays, the call "
                 f"did something else: {found}. What the function reads must reach it as an "
                 "argument, or from where replay can watch it"
             )
-        if (
-            taken.made_anew and any_size is None
-        ):  # a tuple, say: the plan has to find the new one from now on
+        # a tuple, say: the plan has to find the new one from now on
+        if taken.made_anew and any_size is None:
             n_runs = captured.n_runs
             captured = self._captured(arguments, taken, captured.outline)
             captured.n_runs = n_runs
@@ -585,6 +586,14 @@ class Replay(Generic[P, R]):
             captured.next_check = self._next_check(captured.n_runs)
             fit.alike.insert(0, captured)
         return result, captured, known, False
+
+    def _drop(self, captured: CapturedCall) -> None:
+        """Forget a captured call that did something else, and those that share its plan."""
+        with self._lock:
+            for kin in self._kin.values():
+                kin.drop(captured)
+            for known in self._signatures.values():
+                known.captured = [one for one in known.captured if one.plan is not captured.plan]
 
     def _next_check(self, n_runs: int) -> int:
         """How many replays must be done before the next check, after `n_runs` of them.

@@ -580,7 +580,7 @@ class _Run:
             captured.n_to_teach = TAUGHT_AFTER
             self.graph = self._made_again(saved)
             found, _, known, _ = self._by(backward.call, arguments, {})
-        n_learnt = min(backward.n_signatures, MOST_LEARNT)
+        n_learnt = min(max(backward.n_signatures, 1), MOST_LEARNT)
         if (known is not None and known.captured) or backward.runs_any_size():
             captured.n_to_teach = 0
         elif backward.n_replayed == 0 and backward.n_recorded >= RECORDED_BEFORE_EAGER * n_learnt:

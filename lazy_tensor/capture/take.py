@@ -251,6 +251,7 @@ class Take:
         self.objects = arguments.objects
         self._argument_sizes = arguments.sizes
         self._unread_words = arguments.words
+        self.argument_words = arguments.key[1]
         self._result = result
         steps = trace.state.steps()
         self._nodes = [step for step in steps if isinstance(step, Node)]

@@ -1,9 +1,11 @@
 """One plan of `replay` for calls whose tensors differ in sizes, against eager."""
 
+import copy
 import random
 import warnings
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,10 +13,17 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from lazy_tensor import replay
+from lazy_tensor.dispatch.plan import plan
 
 N = 40
 """Calls of each program. Some are recorded: until three sizes were compared, to confirm larger
 ones, for checks, and to give a size that settles a plan of its own."""
+
+
+@pytest.fixture(autouse=True)
+def no_op_chooses_strides(monkeypatch):
+    """Other tests may have ops of their own under the names of torch's."""
+    monkeypatch.setattr(plan, "OWN_STRIDES", set())
 
 
 def flattened(batches, width):
@@ -512,3 +521,66 @@ def test_a_model_in_training_on_batches_of_many_sizes():
     assert actual == expected
     calls: Any = model._compiled_call_impl
     assert calls.forward.n_replayed >= 15, calls.forward.summary()
+
+
+def closure(k):
+    return lambda x: x * k
+
+
+class Holder:
+    def __init__(self, scale):
+        self.scale, self.inner = np.array([scale]), [scale]
+
+
+OBJECTS = {
+    "functions of torch": (torch.sin, torch.cos, lambda x, f: f(x) + 1),
+    "closures": (closure(2.0), closure(3.0), lambda x, f: f(x) + 1),
+    "generators": (
+        torch.Generator().manual_seed(1), torch.Generator().manual_seed(2),
+        lambda x, g: x + torch.rand(x.shape, generator=g),
+    ),
+    "arrays in objects": (Holder(2.0), Holder(3.0), lambda x, h: x * float(h.scale[0])),
+    "what an object holds": (Holder(2.0), Holder(3.0), lambda x, h: (x * 2, h.inner)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", ["fixed", "any"])
+@pytest.mark.parametrize("which", OBJECTS)
+def test_other_objects_that_do_something_else(which, sizes):
+    one, two, function = OBJECTS[which]
+    eager = [copy.copy(one), copy.copy(two)] if which != "generators" else None
+    if eager is None:
+        eager = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
+        one, two = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
+    step = replay(function, backend="aten", sizes=sizes, state=[])
+    for given, other in [*[(one, eager[0])] * 8, *[(two, eager[1])] * 4, (one, eager[0])]:
+        x = torch.arange(6.0)
+        actual, expected = step(x, given), function(x, other)
+        assert_equal(actual, expected)
+        if isinstance(actual, tuple):
+            assert actual[1] is given.inner
+
+
+def test_a_plan_that_a_check_has_refuted_does_not_come_back():
+    class Held:
+        t = torch.ones(3)
+
+    scale, held = [2.0], Held()
+    step = replay(lambda x, h: x * scale[0] + h.t, state=[Held()], check_every=0, sizes="any")
+    for _ in range(6):
+        step(torch.ones(3), held)
+    scale[0] = 3.0
+    with pytest.raises(RuntimeError, match="did something else"):
+        step.call((torch.ones(3), held), {}, checks=True)
+    assert step(torch.ones(3), held).tolist() == [4.0] * 3
+
+
+def test_a_named_tuple_of_its_own_making_is_returned_as_it_is():
+    class Named(Pair):
+        def __new__(cls, x):
+            return super().__new__(cls, 1, x)
+
+    kept = Named(torch.ones(3))
+    step = replay(lambda x: kept)
+    for _ in range(5):
+        assert step(torch.ones(3)) is kept

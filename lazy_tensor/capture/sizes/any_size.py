@@ -77,7 +77,7 @@ class AnySize:
         self._agreeing: dict[str, None] = {}  # conditions: two texts for one size
         self._follow([one.given for one in found])
         self._steps = MergedSteps(found)
-        self._state = SizedState(self._steps.steps)
+        self._state = SizedState(self._steps.steps, self._steps.varying)
         changing = [column for column in self._steps.columns if len({*map(repr, column)}) > 1]
         columns = {self._text_of(column): column for column in changing}
         self._computed = {text: column for text, column in columns.items() if text is not None}
@@ -226,7 +226,7 @@ class AnySize:
 
     def _aside(self, aside: Aside) -> Aside:
         n_steps = len(aside.state.steps())
-        return Aside(SizedState(self._steps.steps[:n_steps]), *aside.slots)
+        return Aside(SizedState(self._steps.steps[:n_steps], self._steps.varying), *aside.slots)
 
     # Texts, about symbols in place of the sizes that were read
 

@@ -64,7 +64,11 @@ class Kin:
         """A captured call for the objects among these arguments, made of one for others that hold
         the same."""
         ids, sizes = _ids(arguments.objects), arguments.sizes
-        known = [one for one in self._movable if one.outline.may_have(sizes)]
+        known = [
+            one for one in self._movable
+            if one.outline.may_have(sizes) and _ids(one.objects) != ids
+            and (one.any_size is not None or one.argument_words == arguments.key[1])
+        ]  # fmt: skip
         if not (ids and known):
             return None
         if _ids(self._tried) != ids:
@@ -85,11 +89,16 @@ class Kin:
 
     def keep(self, captured: CapturedCall) -> None:
         """Keep a captured call: to move it to other objects, and to run it if it is of any size."""
-        kept = [self._movable] if captured.objects else []
+        kept = [self._movable] if captured.objects and self._any_size else []
         kept += [self.captured] if captured.any_size is not None else []
         for calls in kept:
             calls.insert(0, captured)
             del calls[MOST_CAPTURED:]
+
+    def drop(self, captured: CapturedCall) -> None:
+        """Forget a captured call that did something else, wherever it was moved to."""
+        for calls in (self.captured, self._movable):
+            calls[:] = [one for one in calls if one.plan is not captured.plan]
 
     def met(self, words: Any) -> None:
         """Note that a call has to be recorded, whose arguments these words describe."""

@@ -25,10 +25,9 @@ SLICE = torch.ops.aten.slice.Tensor
 class SizedState(State):
     """A state beside the trie, whose steps get sizes as numbers."""
 
-    any_size = True
-
-    def __init__(self, steps: Sequence[Node | Leaf]) -> None:
+    def __init__(self, steps: Sequence[Node | Leaf], varying: frozenset[int]) -> None:
         super().__init__(None, (), None)
+        self.varying = varying
         self._all = list(steps)
         self.n_ops = sum(isinstance(one, Node) for one in steps)
 
