@@ -24,7 +24,7 @@ from lazy_tensor.capture.numbers.kept_numbers import put
 from lazy_tensor.capture.numbers.op_numbers import OpNumbers
 from lazy_tensor.capture.numbers.step_counts import CountValues, unmoved_in
 from lazy_tensor.capture.object_graph import ObjectGraph
-from lazy_tensor.capture.outline import Outline, Returned, Source
+from lazy_tensor.capture.outline import Constant, Outline, Returned, Source
 from lazy_tensor.capture.sizes.any_size import ANY_SIZE, AnySize
 from lazy_tensor.capture.take import Take, concrete, in_order, words_of
 from lazy_tensor.capture.watched_object import (
@@ -310,8 +310,8 @@ class CapturedCall:
         Obstacle if they don't."""
         if self.cuda_graph is not None:
             raise Obstacle("a CUDA graph is for the objects that it was captured with")
-        returned = [one for one in self.outline.returned if one.kind == "constant"]
-        if self._stepped or not all(is_atom(one.name) for one in returned):
+        returned = [one.name for one in self.outline.returned if one.kind == "constant"]
+        if self._stepped or not all(is_atom(x) or isinstance(x, Constant) for x in returned):
             raise Obstacle("it steps, or returns, what an object among its arguments holds")
         graph = self._seen_with(arguments, look)
         self._check_fits(graph)
