@@ -377,11 +377,6 @@ class CapturedCall:
                 if not (is_held or is_same(old, new)):
                     raise Obstacle(f"{now.spoken(i)} is another one")
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The sizes that stand for all, found last, if this is a call of any size."""
-        return tuple(self._sizes.values())
-
     # Places
 
     def _value(self, place: Place) -> Any:

@@ -650,6 +650,8 @@ class Replay(Generic[P, R]):
         for told in [one.any_size.told() for one in self.captured() if one.any_size is not None]:
             sizes = re.sub(r"\bargument (\d+)", self._parameter, told)
             words.append(f"one plan for all sizes ({sizes})")
+        missed = {kin.obstacle for kin in self._kin.values() if kin.obstacle and not kin.captured}
+        words += [f"no plan for all sizes, as {obstacle}" for obstacle in sorted(missed)]
         if self.obstacle:
             words.append(f"recorded last because {self.obstacle}{_remedy(self.obstacle)}")
         return ", ".join(words)

@@ -106,16 +106,12 @@ class AnySize:
         """The slots of tensors whose sizes, or strides, vary."""
         return self._steps.varying
 
-    @property
-    def conditions(self) -> list[str]:
-        return [one.text for one in self._conditions]
-
     def told(self) -> str:
         """Which sizes vary, between which bounds, and what Python found when it compared them."""
         names = self._names()
         told = [f"{n} from {a} to {b}" for n, (a, b) in zip(names, self._seen, strict=True)]
         for check in self._compared:
-            text = check.text
+            text = re.sub(r"\((-?\d+)\)", r"\1", check.text)
             for k, name in enumerate(names):
                 text = text.replace(f"r['s{k}']", name)
             told.append(f"{text} is {check.outcome} at {check.where}")
