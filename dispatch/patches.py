@@ -59,3 +59,37 @@ def _put(patch: Patch) -> None:
     made = replaced(own)
     torch_private.script_as(made, own)
     setattr(owner, name, made)
+
+
+class PutWhileUsed:
+    """A context manager: attributes of modules and classes have other values while any thread is
+    inside. They are put when the first enters, and taken off when the last leaves."""
+
+    def __init__(self, values: Iterable[tuple[Any, str, Any]]) -> None:
+        """`values` are the owner of each attribute, its name, and the value."""
+        self._values = list(values)
+        self._lock = threading.Lock()
+        self._n_users = 0
+        self._had: list[tuple[Any, str, Any]] = []  # what the owners themselves had there
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._n_users += 1
+            if self._n_users == 1:
+                self._had = [
+                    (own, name, vars(own).get(name, _NONE)) for own, name, _ in self._values
+                ]
+                for own, name, value in self._values:
+                    setattr(own, name, value)
+
+    def __exit__(self, *_: Any) -> None:
+        with self._lock:
+            self._n_users -= 1
+            for own, name, value in self._had if self._n_users == 0 else ():
+                if value is _NONE:
+                    delattr(own, name)  # it is inherited again
+                else:
+                    setattr(own, name, value)
+
+
+_NONE: Any = object()

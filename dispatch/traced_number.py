@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lazy_tensor.dispatch.number_takers import FUNCTIONS
+from lazy_tensor.dispatch.patches import PutWhileUsed
 from lazy_tensor.dispatch.torch_private import values_of
 from lazy_tensor.dispatch.user_frame import user_line
 
@@ -402,30 +403,7 @@ def _binary(name: str, form: str, *, is_swapped: bool = False) -> Callable[..., 
     return method
 
 
-@contextmanager
-def math_of_numbers() -> Iterator[None]:
-    """Context manager: the functions of Python's `math` ask traced numbers. Else they would read
-    these unnoticed."""
-    global _n_asking
-    with _lock:
-        _n_asking += 1
-        if _n_asking == 1:
-            for name, function in _OF_MATH.items():
-                setattr(math, name, _asking(name, function))
-    try:
-        yield
-    finally:
-        with _lock:
-            _n_asking -= 1
-            if _n_asking == 0:
-                for name, function in _OF_MATH.items():
-                    setattr(math, name, function)
-
-
-_OF_MATH = {name: getattr(math, name) for name in FUNCTIONS["math"]}
 _NEVER_RAISING = frozenset({"atan", "copysign", "fabs", "isfinite", "isinf", "isnan", "tanh"})
-_lock = threading.Lock()
-_n_asking = 0  # users of `math_of_numbers`, in all threads
 
 
 def _asking(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -448,6 +426,17 @@ def _asking(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return log.computed(text, result)
 
     return ask
+
+
+def math_of_numbers() -> PutWhileUsed:
+    """Context manager: the functions of Python's `math` ask traced numbers. Else they would read
+    these unnoticed."""
+    return _ASKING
+
+
+_ASKING = PutWhileUsed(
+    [(math, name, _asking(name, getattr(math, name))) for name in FUNCTIONS["math"]]
+)
 
 
 def _other(name: str) -> Callable[..., Any]:

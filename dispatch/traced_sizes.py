@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from lazy_tensor.dispatch.patches import PutWhileUsed
 from lazy_tensor.dispatch.torch_private import is_mode_entered, is_own_mode_entered
 from lazy_tensor.dispatch.traced_number import NumberLog, TracedSize
 
@@ -29,11 +30,6 @@ _PLAIN: dict[str, Any] = {
     name: getattr(torch.Tensor, name)
     for name in ("shape", "size", "numel", "nelement", "__len__", "stride", "nbytes")
 }
-_OF_TENSOR = frozenset({"__len__"})
-"""Those of these methods that `Tensor` has itself; it inherits the others."""
-
-
-_FUNCTIONS = [(module, name, getattr(module, name)) for module, name in DECIDING]
 
 
 class _Here(threading.local):
@@ -41,42 +37,23 @@ class _Here(threading.local):
 
 
 _here = _Here()
-_lock = threading.Lock()
-_n_users = 0  # of `sizes_noted`, in all threads
 
 
 @contextmanager
 def sizes_noted(log: NumberLog) -> Iterator[None]:
     """Context manager: sizes that this thread reads are numbers of this log."""
-    global _n_users
-    with _lock:
-        _n_users += 1
-        if _n_users == 1:
-            for name, method in _METHODS.items():
-                setattr(torch.Tensor, name, method)
-            for module, name, function in _FUNCTIONS:
-                setattr(module, name, _fixing(function))
     _here.log = log
     try:
-        yield
+        with _PUT:
+            yield
     finally:
         _here.log = None
-        with _lock:
-            _n_users -= 1
-            if _n_users == 0:
-                for name, method in _PLAIN.items():
-                    if name in _OF_TENSOR:
-                        setattr(torch.Tensor, name, method)
-                    else:
-                        delattr(torch.Tensor, name)
-                for module, name, function in _FUNCTIONS:
-                    setattr(module, name, function)
 
 
 def _is_noted(log: NumberLog, tensor: torch.Tensor) -> bool:
     """Whether code that is part of the recorded call looks at the tensor."""
-    # Our mode isn't entered while its handler runs, as at each new op. The metadata of its results
-    # are told by meta tensors, or within a mode of torch's own.
+    # Our mode isn't entered while its handler runs, as it does for each new op. To infer metadata,
+    # ops also run on meta tensors, or in one of torch's own modes.
     is_own = is_mode_entered() and not is_own_mode_entered()
     return is_own and log.is_noting and tensor.device.type != "meta"
 
@@ -149,3 +126,7 @@ _METHODS: dict[str, Callable[..., Any] | property] = {
     "shape": property(_shape), "size": _size, "numel": _numel, "nelement": _numel,
     "__len__": _len, "stride": _stride, "nbytes": property(_nbytes),
 }  # fmt: skip
+_PUT = PutWhileUsed([
+    *((torch.Tensor, name, method) for name, method in _METHODS.items()),
+    *((module, name, _fixing(getattr(module, name))) for module, name in DECIDING),
+])  # fmt: skip

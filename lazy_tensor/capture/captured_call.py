@@ -314,11 +314,7 @@ class CapturedCall:
         if self._stepped or not all(is_atom(x) or isinstance(x, Constant) for x in returned):
             raise Obstacle("it steps, or returns, what an object among its arguments holds")
         graph = self._seen_with(arguments, look)
-        self._check_fits(graph)
-        held = _held_by(graph)
-        pairs = zip(arguments.objects, self.objects, strict=True)
-        if not all(new is old or _is_told(new, held) for (_, new), (_, old) in pairs):
-            raise Obstacle("an object among its arguments can't be looked into")
+        self._check_fits(graph, arguments)
         take, before = self._made_of
         moved = CapturedCall(
             take.with_objects(graph, arguments.objects), before, arguments.tensors, self.name,
@@ -352,10 +348,13 @@ class CapturedCall:
                 return graph
         return look(None)
 
-    def _check_fits(self, graph: ObjectGraph) -> None:
+    def _check_fits(self, graph: ObjectGraph, arguments: Arguments) -> None:
         """Obstacle unless the graph has the same holdings, up to the objects that hold, and tensors
         that are one object are one there, too."""
-        held = _held_by(graph)
+        held = {id(one.holder) for one in graph.holdings.values()}
+        pairs = zip(arguments.objects, self.objects, strict=True)
+        if not all(new is old or _is_told(new, held) for (_, new), (_, old) in pairs):
+            raise Obstacle("an object among its arguments can't be looked into")
         new_of: dict[int, torch.Tensor] = {}
         old_of: dict[int, torch.Tensor] = {}
         if graph.holdings.keys() != self._holdings.keys():
@@ -368,7 +367,7 @@ class CapturedCall:
             if now.kind is not then.kind or not have_same_keys:
                 raise Obstacle(f"{now.spoken()} holds something else")
             for i, (old, new) in enumerate(zip(then.values, now.values, strict=True)):
-                # what is held itself is compared where its holding is
+                # an object with a holding of its own is compared there
                 has_place = bool(now.kind.form) and now.label_of(i) in graph.holdings
                 is_held = has_place and type(old) is type(new) and _is_told(new, held)
                 if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
@@ -775,10 +774,6 @@ class CapturedCall:
 
 HELD_WHOLE = (dict, list, tuple, set, frozenset, *DICTS)
 """Classes in C of which a holding has all that an instance holds."""
-
-
-def _held_by(graph: ObjectGraph) -> set[int]:
-    return {id(one.holder) for one in graph.holdings.values()}
 
 
 def _is_told(value: Any, held: set[int]) -> bool:

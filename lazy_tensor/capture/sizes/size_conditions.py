@@ -116,4 +116,4 @@ FOLLOWED = frozenset({
 })  # fmt: skip
 """Ops whose results' sizes are given, or sums, products and exact quotients of others."""
 _ENDS = ("_backward", "_backward_data", "_forward", "_backward_for_cpu")
-"""Ends of the names of ops that give what is as large as something that they get."""
+"""Ends of the names of ops whose results have the sizes of their arguments."""

@@ -25,7 +25,7 @@ def kind_of(draw: Draw) -> Any:
 
 
 def _parts(draw: Draw) -> tuple[Any, ...]:
-    # a generator is told by its id, in the draw's key
+    # the draw's key has the generator's id
     given = [_without_generator(one) for one in (*draw.args, *draw.kwargs.values())]
     return (draw.like, tuple(draw.kwargs), given)
 
